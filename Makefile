@@ -1,0 +1,40 @@
+# Everything runs in .venv, which the first target that needs it creates.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+# One BLAS thread per test worker: two workers on two cores.
+ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-gpu figures lint clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
+
+setup: $(VENV)/ready  ## create the environment in .venv
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "minamp needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+demo: $(VENV)/ready  ## three networks collapse in half precision and are cured (ARGS=--quick for 15 s)
+	$(RUN) -m minamp.demo $(ARGS)
+
+test: $(VENV)/ready  ## run the tests
+	$(ONE_THREAD) $(RUN) -m pytest -q -n 2 $(ARGS)
+
+test-gpu: $(VENV)/ready  ## run the tests that need an NVIDIA GPU
+	$(RUN) -m pytest -q -m gpu $(ARGS)
+
+figures: $(VENV)/ready  ## draw every figure of the README again
+	$(RUN) -m minamp.demo --figures figures
+
+lint: $(VENV)/ready  ## check style and format
+	$(RUN) -m ruff check minamp tests
+	$(RUN) -m ruff format --check minamp tests
+
+clean:  ## remove the environment and everything generated outside git
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
