@@ -1,0 +1,67 @@
+"""minamp: mixed-precision training written out by hand.
+
+Read it in the order data flows: formats, backends, record, tensor, autocast, op, ops, nn, scaler, optim.
+"""
+
+import numpy as _np
+
+from minamp import autograd, nn, ops, optim  # noqa: I001  ops fills OPS, nn and optim build on it
+from minamp.autocast import (
+    autocast,
+    clear_autocast_cache,
+    custom_bwd,
+    custom_fwd,
+    get_autocast_dtype,
+    is_autocast_cache_enabled,
+    is_autocast_enabled,
+)
+from minamp.backends import Device as device
+from minamp.backends import gpu_status
+from minamp.create import (
+    arange,
+    empty,
+    eye,
+    from_numpy,
+    full,
+    full_like,
+    get_rng_state,
+    int64,
+    linspace,
+    manual_seed,
+    ones,
+    ones_like,
+    rand,
+    rand_like,
+    randint,
+    randn,
+    randn_like,
+    randperm,
+    set_rng_state,
+    zeros,
+    zeros_like,
+)
+from minamp.formats import bfloat16, float16, float32, float64
+from minamp.op import result_type
+from minamp.record import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
+from minamp.scaler import GradScaler
+from minamp.tensor import OPS as _OPS
+from minamp.tensor import Tensor, tensor
+
+half, float, double = float16, float32, float64
+long = int64
+int32, uint8 = _np.dtype(_np.int32), _np.dtype(_np.uint8)
+bool = _np.dtype(_np.bool_)
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name):
+    """minamp.exp, minamp.matmul, ...: every op under its name."""
+    if name in _OPS:
+        return _OPS[name]
+    raise AttributeError(f"module 'minamp' has no attribute {name!r}")
+
+
+def is_bf16_supported(including_emulation=True):
+    """True: bfloat16 is emulated exactly on the CPU. With including_emulation=False, whether a GPU computes it in hardware."""
+    return including_emulation or gpu_status() == "ok"

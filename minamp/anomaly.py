@@ -1,0 +1,95 @@
+"""detect_anomaly: stop at the first nan that backward makes, and name the line of user code that made the tensor."""
+
+import linecache
+import os
+import sys
+import weakref
+
+import numpy as np
+
+from minamp.formats import widen
+from minamp.record import observers
+from minamp.tensor import Tensor
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def user_line():
+    """'file:line in function: code' of the innermost frame outside minamp."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    if frame is None:
+        return "no user code on the stack"
+    name, line = frame.f_code.co_filename, frame.f_lineno
+    return f"{name}:{line} in {frame.f_code.co_name}: {linecache.getline(name, line).strip()}"
+
+
+_lines = weakref.WeakKeyDictionary()  # Node -> the line that made it
+
+
+def _watch(check_nan):
+    def see(phase, op, inputs, output):
+        if phase == "forward":
+            if output._node is not None:
+                _lines[output._node] = user_line()
+            return
+        if not check_nan:
+            return
+        g, node, i = inputs
+        array = widen(output._data if isinstance(output, Tensor) else output)
+        if np.isnan(array).any():
+            line = _lines.get(node, "made before anomaly detection was switched on")
+            raise RuntimeError(
+                f"backward of {op.name} gave nan for its argument {i} (shape {array.shape}). "
+                f"The forward was: {line}"
+            )
+
+    return see
+
+
+class set_detect_anomaly:
+    """Switch anomaly detection on or off, as a call or as a context manager, as torch.autograd.set_detect_anomaly.
+
+    mode: while on, every op remembers the line of user code that ran it, and a backward that produces nan raises RuntimeError
+    naming the op, the argument and that line. check_nan=False only remembers. It slows everything down: for debugging.
+    """
+
+    _current = None
+
+    def __init__(self, mode, check_nan=True):
+        self.outer = set_detect_anomaly._current
+        set_detect_anomaly._set(_watch(check_nan) if mode else None)
+
+    @staticmethod
+    def _set(observer):
+        if set_detect_anomaly._current is not None:
+            observers.remove(set_detect_anomaly._current)
+        if observer is not None:
+            observers.append(observer)
+        set_detect_anomaly._current = observer
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        set_detect_anomaly._set(self.outer)
+
+
+class detect_anomaly:
+    """Context manager: anomaly detection on, as torch.autograd.detect_anomaly."""
+
+    def __init__(self, check_nan=True):
+        self.check_nan = check_nan
+
+    def __enter__(self):
+        self.region = set_detect_anomaly(True, self.check_nan)
+        return self
+
+    def __exit__(self, *_):
+        self.region.__exit__()
+
+
+def is_anomaly_enabled():
+    """True while anomaly detection is on."""
+    return set_detect_anomaly._current is not None

@@ -1,0 +1,221 @@
+"""Autocast regions: a stack of (dtype, cache) settings, and the cache of weight casts that lives as long as the outermost one.
+
+Which op is cast to what stands with the op (its policy, minamp/op.py); here is only where autocast is on, and with which dtype.
+All state is thread-local: a new thread starts outside every region.
+"""
+
+import functools
+import inspect
+import threading
+import warnings
+
+import numpy as np
+
+from minamp.backends import device_type as check_device
+from minamp.formats import bfloat16, float16, float32, is_half
+from minamp.record import enable_grad
+from minamp.tensor import Tensor
+
+
+class _State(threading.local):
+    def __init__(self):
+        self.enabled = False
+        self.dtype = float16  # what a region without dtype= uses: the enclosing one's, float16 outside
+        self.cache_enabled = True
+        self.depth = 0
+        self.cache = {}  # (id of weight, dtype) -> (weight, its version, the cast)
+
+
+state = _State()
+
+
+def is_autocast_enabled(device_type=None):
+    """True inside an enabled region of this thread."""
+    return state.enabled
+
+
+def get_autocast_dtype(device_type=None):
+    """The dtype that matmuls and convolutions are cast to (float16 unless a region says otherwise)."""
+    return state.dtype
+
+
+def is_autocast_cache_enabled():
+    """True where weight casts are kept for reuse."""
+    return state.cache_enabled
+
+
+def clear_autocast_cache():
+    """Drop the kept weight casts; leaving the outermost region does this by itself."""
+    state.cache.clear()
+
+
+class autocast:
+    """A region where ops run in the dtype their policy names; context manager and decorator, as torch.autocast.
+
+    device_type: 'cuda' or 'cpu', optional and without effect: regions work on every device. dtype: float16 or bfloat16;
+    default: the enclosing region's, float16 outside. enabled=False opens a region where nothing is cast.
+    cache_enabled: keep the half copy of a weight until the outermost region ends.
+    Another dtype warns (UserWarning) and disables the region, as PyTorch does on the CPU.
+    Raises ValueError for a device_type that is not a string, RuntimeError for an unknown device.
+    """
+
+    def __init__(self, device_type="cuda", dtype=None, enabled=True, cache_enabled=None):
+        if type(device_type) is not str:
+            raise ValueError(
+                f"autocast: device_type must be a string such as 'cuda' or 'cpu', got {type(device_type).__name__}"
+            )
+        check_device(device_type)
+        self.dtype = None if dtype is None else np.dtype(dtype)
+        self.enabled, self.cache_enabled = bool(enabled), cache_enabled
+        if self.enabled and self.dtype is not None and not is_half(self.dtype):
+            warnings.warn(
+                f"autocast: dtype {self.dtype} is not a half format, the region is disabled: use {float16} or {bfloat16}",
+                UserWarning,
+                stacklevel=2,
+            )
+            self.enabled = False
+        self.outer = []  # a stack, so that one object can be entered again (recursion)
+
+    def __enter__(self):
+        self.outer.append((state.enabled, state.dtype, state.cache_enabled))
+        state.enabled = self.enabled
+        state.dtype = state.dtype if self.dtype is None else self.dtype
+        state.cache_enabled = state.cache_enabled if self.cache_enabled is None else bool(self.cache_enabled)
+        state.depth += 1
+        return self
+
+    def __exit__(self, *_):
+        state.enabled, state.dtype, state.cache_enabled = self.outer.pop()
+        state.depth -= 1
+        if state.depth == 0:
+            state.cache.clear()
+        return False
+
+    def _fresh(self):
+        return type(self)(dtype=self.dtype, enabled=self.enabled, cache_enabled=self.cache_enabled)
+
+    def __call__(self, function):
+        if not callable(function):
+            raise TypeError(
+                f"autocast is a context manager or a decorator, {type(function).__name__} is not callable: use `with autocast():`"
+            )
+        if inspect.isgeneratorfunction(function):
+
+            @functools.wraps(function)
+            def generator(*args, **kwargs):
+                # The region is open while the body runs and closed at every yield.
+                body, send, value = function(*args, **kwargs), "send", (None,)
+                while True:
+                    try:
+                        with self._fresh():
+                            out = getattr(body, send)(*value)
+                    except StopIteration as stop:
+                        return stop.value
+                    try:
+                        send, value = "send", ((yield out),)
+                    except GeneratorExit:
+                        body.close()
+                        raise
+                    except BaseException as error:
+                        send, value = "throw", (error,)
+
+            return generator
+
+        @functools.wraps(function)
+        def wrapped(*args, **kwargs):
+            with self._fresh():
+                return function(*args, **kwargs)
+
+        return wrapped
+
+
+def cast(tensor, dtype):
+    """`tensor` in `dtype`; the half copy of a float32 weight is made once and kept until the outermost region ends.
+
+    The key holds the dtype and the weight's version, so a copy is never stale and never of the wrong format. The copy is
+    recorded even under no_grad: one made without history must not be served to a training forward.
+    """
+    if tensor.dtype == dtype:
+        return tensor
+    keep = (
+        state.cache_enabled
+        and tensor.requires_grad
+        and tensor.dtype == float32
+        and is_half(dtype)
+        and tensor.is_leaf
+        and not tensor._is_view
+    )
+    if not keep:
+        return tensor.to(dtype)
+    key = (id(tensor), dtype)
+    found = state.cache.get(key)
+    if found is not None and found[1] == tensor._version[0]:
+        return found[2]
+    with enable_grad():
+        copy = tensor.to(dtype)
+    state.cache[key] = (tensor, tensor._version[0], copy)
+    return copy
+
+
+# ------------------------------------------------------------------------------------------- decorators for autograd.Function
+
+
+def _check_device_type(name, device_type):
+    if type(device_type) is not str:
+        raise ValueError(
+            f"{name}: device_type must be a string such as 'cuda' or 'cpu', got {type(device_type).__name__}"
+        )
+
+
+def _cast_nested(value, dtype):
+    """`value` with every floating tensor in it (not float64) cast; dicts (keys too), lists, tuples and iterables are walked."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.dtype == float32 or is_half(value.dtype) else value
+    if isinstance(value, str | bytes | np.ndarray):
+        return value
+    if isinstance(value, dict):
+        return {_cast_nested(k, dtype): _cast_nested(v, dtype) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_cast_nested(v, dtype) for v in value)
+    if hasattr(value, "__iter__"):
+        return (_cast_nested(v, dtype) for v in value)
+    return value
+
+
+def custom_fwd(fwd=None, *, device_type, cast_inputs=None):
+    """Decorator for the forward of an autograd.Function, as torch.amp.custom_fwd.
+
+    cast_inputs=None: the body runs in the caller's region as it is. cast_inputs=dtype: inside a region, floating tensors among
+    the arguments are cast to dtype and the body runs with autocast off; outside a region nothing happens.
+    device_type: str, required, without effect. ValueError if it is not a str.
+    """
+    _check_device_type("custom_fwd", device_type)
+    if fwd is None:
+        return functools.partial(custom_fwd, device_type=device_type, cast_inputs=cast_inputs)
+
+    @functools.wraps(fwd)
+    def forward(ctx, *args, **kwargs):
+        ctx._autocast_dtype = state.dtype
+        if cast_inputs is None or not state.enabled:
+            ctx._autocast_enabled = state.enabled and cast_inputs is None
+            return fwd(ctx, *args, **kwargs)
+        ctx._autocast_enabled = False
+        args, kwargs = _cast_nested(args, cast_inputs), _cast_nested(kwargs, cast_inputs)
+        with autocast(enabled=False):
+            return fwd(ctx, *args, **kwargs)
+
+    return forward
+
+
+def custom_bwd(bwd=None, *, device_type):
+    """Decorator for the backward of an autograd.Function: it runs under the autocast state its forward's body had."""
+    _check_device_type("custom_bwd", device_type)
+    if bwd is None:
+        return functools.partial(custom_bwd, device_type=device_type)
+
+    @functools.wraps(bwd)
+    def backward(ctx, *args, **kwargs):
+        with autocast(enabled=ctx._autocast_enabled, dtype=ctx._autocast_dtype):
+            return bwd(ctx, *args, **kwargs)
+
+    return backward

@@ -1,0 +1,171 @@
+"""NumPy's side of the short list of functions that op declarations compute with.
+
+Every function takes and returns plain arrays, and is spelled as PyTorch spells it, so that a declaration reads the same when
+it is handed arrays (this module) or tensors (`minamp.ops`). Half arrays are widened on the way in: every sum below has a
+float32 (or float64) accumulator, and rounding to half is the caller's one step at the end.
+"""
+
+import numpy as np
+
+from minamp.backends.conv import (  # noqa: F401  the convolution room, same vocabulary
+    conv2d,
+    conv2d_input_grad,
+    conv2d_weight_grad,
+    max_pool2d,
+    max_pool2d_gather,
+    max_pool2d_position,
+    max_pool2d_scatter,
+    window_mean,
+    window_mean_grad,
+)
+from minamp.backends.erf import erf  # noqa: F401
+from minamp.backends.update import adam, sgd  # noqa: F401  the optimizers' arithmetic
+from minamp.formats import cast, narrow, round_to, widen  # noqa: F401  part of the vocabulary
+
+name = "cpu"
+ndarray = np.ndarray
+
+abs, sign = np.abs, np.sign
+exp, log, sqrt, tanh, sin, cos = np.exp, np.log, np.sqrt, np.tanh, np.sin, np.cos
+log1p, expm1, log2, log10 = np.log1p, np.expm1, np.log2, np.log10
+maximum, minimum, where, isfinite, isnan = np.maximum, np.minimum, np.where, np.isfinite, np.isnan
+zeros_like, ones_like = np.zeros_like, np.ones_like
+reshape, permute, flip = np.reshape, np.transpose, np.flip
+
+
+def asarray(x):
+    return np.asarray(x)
+
+
+# ---- sums: the accumulator is float32 for half and float32 input, float64 for float64, int64 for integers
+
+
+def sum(x, dim=None, keepdim=False):
+    return np.sum(widen(x), axis=dim, keepdims=keepdim)
+
+
+def mean(x, dim=None, keepdim=False):
+    total = np.sum(widen(x), axis=dim, keepdims=keepdim)
+    return total / (x.size / max(total.size, 1))  # of nothing: 0 / 0 = nan without np.mean's warning
+
+
+def cumsum(x, dim):
+    return np.cumsum(widen(x), axis=dim)
+
+
+def running_sums(x, dim):
+    """All partial sums in x's own format, each addition rounded: what the naive ops show, and nothing else uses."""
+    return np.add.accumulate(x, axis=dim, dtype=x.dtype)
+
+
+def amax(x, dim=None, keepdim=False):
+    return np.max(x, axis=dim, keepdims=keepdim)
+
+
+def argmax(x, dim=None, keepdim=False):
+    return np.argmax(x, axis=dim, keepdims=keepdim)
+
+
+def sum_to(x, shape):
+    """Undo a broadcast: sum `x` over the dimensions that broadcasting `shape` to x.shape has made."""
+    lead = x.ndim - len(shape)
+    dims = tuple(range(lead)) + tuple(
+        lead + i for i, n in enumerate(shape) if n == 1 and x.shape[lead + i] != 1
+    )
+    return np.sum(widen(x), axis=dims, keepdims=True).reshape(shape) if dims else x.reshape(shape)
+
+
+def expand(x, shape):
+    return np.broadcast_to(x, shape)
+
+
+# ---- matmul: float32 BLAS on widened inputs is the tensor core's arithmetic (exact products, float32 sums)
+
+
+def matmul(a, b):
+    return np.matmul(widen(a), widen(b))
+
+
+def linear(x, weight, bias):
+    y = matmul(x, widen(weight).T)
+    if bias is not None:
+        y += widen(bias)
+    return y
+
+
+def mT(x):
+    return np.swapaxes(x, -1, -2)
+
+
+# ---- the scaler's pass over one gradient
+
+
+def all_finite(x):
+    """True if `x` holds neither inf nor nan. x . x is finite then, one BLAS pass; only if it is not, look at each value."""
+    flat = x.reshape(-1)
+    if x.dtype in (np.float32, np.float64) and np.isfinite(np.dot(flat, flat)):
+        return True
+    return bool(np.isfinite(flat).all())
+
+
+@np.errstate(all="ignore")
+def unscale(g, inverse):
+    """Multiply `g` by `inverse` in place; True if a value was or became non-finite (a non-finite value stays one)."""
+    if inverse != 1.0:
+        np.multiply(g, inverse, out=g, casting="same_kind")
+    return not all_finite(g)
+
+
+# ---- functions NumPy has not
+
+
+def sigmoid(x):
+    e = np.exp(-np.abs(x))  # at most 1, so nothing overflows and small results keep their digits
+    return np.where(x >= 0, 1.0, e) / (1.0 + e)
+
+
+# ---- picking and placing
+
+
+def cat(xs, dim):
+    return np.concatenate(xs, axis=dim)
+
+
+def index(x, key):
+    return x[key]
+
+
+def index_grad(g, key, shape):
+    """Zeros of `shape` with `g` added at `key`: repeated positions add up, in g's dtype (float32 for half)."""
+    g = widen(g)
+    out = np.zeros(shape, g.dtype)
+    np.add.at(out, key, g)
+    return out
+
+
+def gather(x, dim, index):
+    return x[_positions(index, dim)]
+
+
+def gather_grad(g, dim, index, shape):
+    """Zeros of `shape` with `g` added where `gather` read."""
+    g = widen(g)
+    out = np.zeros(shape, g.dtype)
+    np.add.at(out, _positions(index, dim), g)
+    return out
+
+
+def _positions(index, dim):
+    """What to index with so that position p of `index` reads place p, but index[p] along `dim` (torch.gather's rule)."""
+    grid = list(np.ogrid[tuple(slice(n) for n in index.shape)])
+    grid[dim : dim + 1] = [index] if index.ndim else []
+    return tuple(grid)
+
+
+def relu(x):
+    if x.dtype.char == "e" and x.ndim:
+        # Halves order like their bit patterns, so an int16 maximum with 0 is relu, 20x faster than NumPy's half maximum.
+        # Only a nan with its sign bit set (bits above those of -inf) would be lost.
+        if not x.size or x.view(np.uint16).max() <= 0xFC00:
+            return np.maximum(x.view(np.int16), 0).view(x.dtype)
+    return np.maximum(x, 0)

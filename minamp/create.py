@@ -1,0 +1,133 @@
+"""New tensors, and the one random generator they are drawn from."""
+
+import threading
+
+import numpy as np
+
+from minamp.formats import float32
+from minamp.tensor import Tensor
+
+int64 = np.dtype(np.int64)
+_local = threading.local()
+
+
+def generator():
+    """This thread's NumPy Generator, which initialisation, dropout and rand* draw from."""
+    if not hasattr(_local, "generator"):
+        _local.generator = np.random.default_rng()
+    return _local.generator
+
+
+def manual_seed(seed):
+    """Start this thread's generator anew from `seed` (an int)."""
+    _local.generator = np.random.default_rng(seed)
+    return _local.generator
+
+
+def get_rng_state():
+    """The generator's state as a dict of plain values."""
+    return generator().bit_generator.state
+
+
+def set_rng_state(state):
+    """Put back what get_rng_state gave."""
+    generator().bit_generator.state = state
+
+
+def _size(size):
+    return tuple(size[0]) if len(size) == 1 and isinstance(size[0], tuple | list) else tuple(size)
+
+
+def _new(array, dtype, device, requires_grad):
+    out = Tensor(array).to(dtype)
+    out = out if device is None else out.to(device)
+    return out.requires_grad_() if requires_grad else out
+
+
+def zeros(*size, dtype=float32, device=None, requires_grad=False):
+    """Zeros; sizes as ints or one tuple."""
+    return _new(np.zeros(_size(size), dtype), dtype, device, requires_grad)
+
+
+def ones(*size, dtype=float32, device=None, requires_grad=False):
+    """Ones; sizes as ints or one tuple."""
+    return _new(np.ones(_size(size), dtype), dtype, device, requires_grad)
+
+
+def full(size, fill_value, *, dtype=float32, device=None, requires_grad=False):
+    """`fill_value` everywhere."""
+    return _new(np.full(size, fill_value, np.float64), dtype, device, requires_grad)
+
+
+def empty(*size, dtype=float32, device=None, requires_grad=False):
+    """Zeros: memory whose contents don't matter."""
+    return zeros(*size, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
+def arange(start, end=None, step=1, *, dtype=None, device=None, requires_grad=False):
+    """start, start + step, ... below end: int64 for ints, float32 if any is a float."""
+    start, end = (0, start) if end is None else (start, end)
+    if dtype is None:
+        dtype = float32 if any(isinstance(v, float) for v in (start, end, step)) else int64
+    return _new(np.arange(start, end, step), dtype, device, requires_grad)
+
+
+def linspace(start, end, steps, *, dtype=float32, device=None, requires_grad=False):
+    """`steps` values from start to end, both included."""
+    return _new(np.linspace(start, end, steps), dtype, device, requires_grad)
+
+
+def eye(n, m=None, *, dtype=float32, device=None, requires_grad=False):
+    """The n by m identity matrix."""
+    return _new(np.eye(n, m), dtype, device, requires_grad)
+
+
+def randn(*size, dtype=float32, device=None, requires_grad=False):
+    """Standard normal values."""
+    return _new(generator().standard_normal(_size(size), np.float32), dtype, device, requires_grad)
+
+
+def rand(*size, dtype=float32, device=None, requires_grad=False):
+    """Uniform values in [0, 1)."""
+    return _new(generator().random(_size(size), np.float32), dtype, device, requires_grad)
+
+
+def randint(low, high, size=None, *, dtype=int64, device=None):
+    """Integers in [low, high); randint(high, size) counts from 0."""
+    low, high, size = (0, low, high) if size is None else (low, high, size)
+    return _new(generator().integers(low, high, size), dtype, device, False)
+
+
+def randperm(n, *, device=None):
+    """The integers below n in random order."""
+    return _new(generator().permutation(n), int64, device, False)
+
+
+def from_numpy(array):
+    """A Tensor sharing the array's memory."""
+    return Tensor(array)
+
+
+def zeros_like(x, *, dtype=None, requires_grad=False):
+    """Zeros in the shape and dtype of x."""
+    return zeros(x.shape, dtype=dtype or x.dtype, requires_grad=requires_grad)
+
+
+def ones_like(x, *, dtype=None, requires_grad=False):
+    """Ones in the shape and dtype of x."""
+    return ones(x.shape, dtype=dtype or x.dtype, requires_grad=requires_grad)
+
+
+def full_like(x, fill_value, *, dtype=None, requires_grad=False):
+    """`fill_value` in the shape and dtype of x."""
+    return full(x.shape, fill_value, dtype=dtype or x.dtype, requires_grad=requires_grad)
+
+
+def randn_like(x, *, dtype=None, requires_grad=False):
+    """Standard normal values in the shape and dtype of x."""
+    return randn(x.shape, dtype=dtype or x.dtype, requires_grad=requires_grad)
+
+
+def rand_like(x, *, dtype=None, requires_grad=False):
+    """Uniform values in the shape and dtype of x."""
+    return rand(x.shape, dtype=dtype or x.dtype, requires_grad=requires_grad)

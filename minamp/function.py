@@ -1,0 +1,161 @@
+"""autograd.Function: an op written by the user, forward and backward in Tensors."""
+
+from minamp.create import zeros
+from minamp.formats import is_floating, is_half, narrow, round_to, widen
+from minamp.record import FREED, Node, grad_mode, no_grad, observers, set_grad_enabled
+from minamp.tensor import Tensor
+
+
+class Context:
+    """What forward keeps for backward. Attributes may be set freely; tensors go through save_for_backward."""
+
+    def __init__(self, needs_input_grad):
+        self.needs_input_grad = needs_input_grad
+        self._saved, self._undifferentiable, self._materialize = (), (), True
+
+    def save_for_backward(self, *tensors):
+        """Keep input or output tensors (or None); read them back from saved_tensors."""
+        self._saved = tuple((t, None if t is None else t._version[0]) for t in tensors)
+
+    @property
+    def saved_tensors(self):
+        """The tensors given to save_for_backward. RuntimeError if they were freed, or written in place since."""
+        if self._saved is FREED:
+            raise RuntimeError(
+                "saved_tensors: freed by the first backward. Pass retain_graph=True to it, or run the forward again"
+            )
+        for t, version in self._saved:
+            if t is not None and t._version[0] != version:
+                raise RuntimeError(
+                    f"saved_tensors: a tensor of shape {t.shape} was written in place after it was saved: save a clone()"
+                )
+        return tuple(t for t, _ in self._saved)
+
+    def mark_non_differentiable(self, *tensors):
+        """These outputs get no history."""
+        self._undifferentiable = tensors
+
+    def mark_dirty(self, *tensors):
+        """Accepted as in torch: inputs written in place are noticed through their version."""
+
+    def set_materialize_grads(self, value):
+        """False: an output without gradient gives backward None instead of zeros."""
+        self._materialize = bool(value)
+
+
+class Function:
+    """Subclass with static methods forward(ctx, *args) and backward(ctx, *grads), call with .apply(*args), as torch's.
+
+    backward returns one gradient (or None) per argument of forward. It runs outside the record unless create_graph=True.
+    """
+
+    is_cast = False
+
+    @staticmethod
+    def forward(ctx, *args, **kwargs):
+        raise NotImplementedError("a Function needs a static method forward(ctx, *args)")
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise NotImplementedError("a Function needs a static method backward(ctx, *grads)")
+
+    @classmethod
+    def apply(cls, *args, **kwargs):
+        """Run forward and record it."""
+        tensors = [a if isinstance(a, Tensor) else None for a in args]
+        record = grad_mode.enabled and any(t is not None and t.requires_grad for t in tensors)
+        ctx = Context(tuple(record and t is not None and t.requires_grad for t in tensors))
+        with no_grad():
+            result = cls.forward(ctx, *args, **kwargs)
+        several = isinstance(result, tuple)
+        outputs = [
+            y.detach() if any(y is t for t in tensors) else y for y in (result if several else (result,))
+        ]
+        if record:
+            edges = tuple(t._node if t is not None else None for t in tensors)
+            metas = tuple((t.shape, t.dtype) if t is not None else None for t in tensors)
+            shapes = [(y.shape, y.dtype) for y in outputs]
+            whole = Node(_Applied(cls, ctx, shapes), {}, edges, metas, None, None)
+            for i, y in enumerate(outputs):
+                if is_floating(y.dtype) and not any(y is u for u in ctx._undifferentiable):
+                    y._node = Node(_Output(cls.__name__, i), {}, (whole,), (), None, y.dtype)
+            for observe in observers:
+                for y in outputs:
+                    observe("forward", whole.op, args, y)
+        return tuple(outputs) if several else outputs[0]
+
+
+class _Output:
+    """The op of one output of a Function: passes its gradient on under its number."""
+
+    is_cast = False
+
+    def __init__(self, name, i):
+        self.name, self.i = name, i
+
+    def pull(self, node, g, create_graph):
+        yield node.edges[0], _Gradients({self.i: g})
+
+    def free(self, node):
+        pass
+
+
+class _Gradients(dict):
+    """Gradients of the outputs of one Function call by number; + joins those of different outputs."""
+
+    def __add__(self, other):
+        return _Gradients({**self, **other})
+
+
+class _Applied:
+    """The op of one Function call."""
+
+    is_cast = False
+
+    def __init__(self, cls, ctx, outputs):
+        self.cls, self.ctx, self.outputs, self.name = cls, ctx, outputs, cls.__name__
+
+    def pull(self, node, gradients, create_graph):
+        grads = []
+        for i, (shape, dtype) in enumerate(self.outputs):
+            g = gradients.get(i)
+            if g is None:
+                g = zeros(shape, dtype=dtype) if self.ctx._materialize else None
+            elif not create_graph:
+                g = Tensor(narrow(g, dtype) if is_half(dtype) else g)
+            grads.append(g)
+        with set_grad_enabled(create_graph):
+            answers = self.cls.backward(self.ctx, *grads)
+        answers = answers if isinstance(answers, tuple) else (answers,)
+        if len(answers) < len(node.edges):
+            raise RuntimeError(
+                f"{self.name}.backward returned {len(answers)} gradients for {len(node.edges)} arguments of forward: "
+                "return one per argument, None where there is none"
+            )
+        for i, (edge, meta, gx) in enumerate(zip(node.edges, node.metas, answers, strict=False)):
+            if edge is None or gx is None:
+                continue
+            shape, dtype = meta
+            if gx.shape != shape:
+                gx = gx.expand(shape) if gx.numel() == 1 else _refuse(self.name, gx.shape, shape)
+            gx = gx.to(dtype) if create_graph else _on_grid(gx, dtype)
+            for observe in observers:
+                observe("backward", self, (gradients, node, i), gx)
+            yield edge, gx
+
+    def free(self, node):
+        self.ctx._saved = FREED if self.ctx._saved else ()
+
+
+def _on_grid(g, dtype):
+    """A Tensor as the float array that gradients travel as."""
+    array = widen(g.detach()._data)
+    if is_half(dtype):
+        return array if g.dtype == dtype else round_to(array, dtype)
+    return array.astype(dtype, copy=False)
+
+
+def _refuse(name, got, wanted):
+    raise RuntimeError(
+        f"{name}.backward returned a gradient of shape {got} for an argument of shape {wanted}"
+    )

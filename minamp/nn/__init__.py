@@ -1,0 +1,77 @@
+"""Networks: Module and Parameter, the layers, the losses, their initialisation, clip_grad_norm_."""
+
+from minamp.nn import functional, init, utils
+from minamp.nn.containers import ModuleList, Sequential
+from minamp.nn.layers import (
+    BatchNorm1d,
+    BatchNorm2d,
+    Conv1d,
+    Conv2d,
+    ConvTranspose2d,
+    Embedding,
+    LayerNorm,
+    Linear,
+)
+from minamp.nn.losses import (
+    BCELoss,
+    BCEWithLogitsLoss,
+    CrossEntropyLoss,
+    L1Loss,
+    MSELoss,
+    NLLLoss,
+    SmoothL1Loss,
+)
+from minamp.nn.module import Module, Parameter
+from minamp.nn.stateless import (
+    GELU,
+    AdaptiveAvgPool2d,
+    AvgPool2d,
+    Dropout,
+    Flatten,
+    Identity,
+    LogSoftmax,
+    MaxPool2d,
+    ReLU,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Tanh,
+)
+
+__all__ = [
+    "AdaptiveAvgPool2d",
+    "AvgPool2d",
+    "BCELoss",
+    "BCEWithLogitsLoss",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "Conv1d",
+    "Conv2d",
+    "ConvTranspose2d",
+    "CrossEntropyLoss",
+    "Dropout",
+    "Embedding",
+    "Flatten",
+    "GELU",
+    "Identity",
+    "L1Loss",
+    "LayerNorm",
+    "Linear",
+    "LogSoftmax",
+    "MSELoss",
+    "MaxPool2d",
+    "Module",
+    "ModuleList",
+    "NLLLoss",
+    "Parameter",
+    "ReLU",
+    "Sequential",
+    "SiLU",
+    "Sigmoid",
+    "SmoothL1Loss",
+    "Softmax",
+    "Tanh",
+    "functional",
+    "init",
+    "utils",
+]

@@ -1,0 +1,93 @@
+"""Initial values, written into a tensor in place; the random ones are drawn from create.generator()."""
+
+import math
+
+import numpy as np
+
+from minamp.create import generator
+from minamp.formats import cast, float32, float64
+
+
+def _write(tensor, values):
+    tensor._data[...] = cast(np.asarray(values), tensor.dtype)
+    tensor._version[0] += 1
+    return tensor
+
+
+def _precision(tensor):
+    return float64 if tensor.dtype == float64 else float32
+
+
+def uniform_(tensor, a=0.0, b=1.0):
+    """Uniform values between a and b."""
+    return _write(tensor, generator().random(tensor.shape, _precision(tensor)) * (b - a) + a)
+
+
+def normal_(tensor, mean=0.0, std=1.0):
+    """Normal values."""
+    return _write(tensor, generator().standard_normal(tensor.shape, _precision(tensor)) * std + mean)
+
+
+def constant_(tensor, val):
+    """`val` everywhere."""
+    return _write(tensor, np.full(tensor.shape, val, _precision(tensor)))
+
+
+def zeros_(tensor):
+    """Zeros."""
+    return constant_(tensor, 0.0)
+
+
+def ones_(tensor):
+    """Ones."""
+    return constant_(tensor, 1.0)
+
+
+def calculate_gain(nonlinearity, param=None):
+    """The factor that keeps the variance through `nonlinearity`; param: leaky_relu's slope (0.01)."""
+    gains = {"linear": 1.0, "conv2d": 1.0, "sigmoid": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2), "selu": 3 / 4}
+    if nonlinearity == "leaky_relu":
+        return math.sqrt(2 / (1 + (0.01 if param is None else param) ** 2))
+    if nonlinearity not in gains:
+        raise ValueError(
+            f"calculate_gain: unknown nonlinearity {nonlinearity!r}: use one of {[*gains, 'leaky_relu']}"
+        )
+    return gains[nonlinearity]
+
+
+def fans(tensor):
+    """(fan_in, fan_out) of a weight (out, in, *kernel): values meeting in an output, leaving an input."""
+    if tensor.ndim < 2:
+        raise ValueError(
+            f"fan in and fan out need a weight of at least 2 dimensions, this one has shape {tensor.shape}"
+        )
+    kernel = math.prod(tensor.shape[2:])
+    return tensor.shape[1] * kernel, tensor.shape[0] * kernel
+
+
+def xavier_uniform_(tensor, gain=1.0):
+    """Uniform, variance gain^2 * 2/(fan_in + fan_out) (Glorot and Bengio, 2010)."""
+    bound = gain * math.sqrt(6 / sum(fans(tensor)))
+    return uniform_(tensor, -bound, bound)
+
+
+def xavier_normal_(tensor, gain=1.0):
+    """Normal, variance gain^2 * 2/(fan_in + fan_out) (Glorot and Bengio, 2010)."""
+    return normal_(tensor, 0.0, gain * math.sqrt(2 / sum(fans(tensor))))
+
+
+def _kaiming_std(tensor, a, mode, nonlinearity):
+    if mode not in ("fan_in", "fan_out"):
+        raise ValueError(f"kaiming: mode must be 'fan_in' or 'fan_out', got {mode!r}")
+    return calculate_gain(nonlinearity, a) / math.sqrt(fans(tensor)[mode == "fan_out"])
+
+
+def kaiming_uniform_(tensor, a=0, mode="fan_in", nonlinearity="leaky_relu"):
+    """Uniform, variance gain^2/fan (He et al., 2015); a: the negative slope of leaky_relu."""
+    bound = math.sqrt(3) * _kaiming_std(tensor, a, mode, nonlinearity)
+    return uniform_(tensor, -bound, bound)
+
+
+def kaiming_normal_(tensor, a=0, mode="fan_in", nonlinearity="leaky_relu"):
+    """Normal, variance gain^2/fan (He et al., 2015); a: the negative slope of leaky_relu."""
+    return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity))

@@ -1,0 +1,277 @@
+"""The layers with weights: their parameters and initial values; the computing is done in nn.functional."""
+
+import math
+
+from minamp.create import empty, ones, zeros
+from minamp.formats import float32
+from minamp.nn import functional as F
+from minamp.nn import init
+from minamp.nn.module import Module, Parameter
+from minamp.tensor import tensor
+
+
+def _tuple(value, dims):
+    return tuple(value) if isinstance(value, tuple | list) else (value,) * dims
+
+
+def _check_groups(name, in_channels, out_channels, groups):
+    if groups < 1 or in_channels % groups or out_channels % groups:
+        raise ValueError(
+            f"{name}: groups={groups} must divide in_channels={in_channels} and out_channels={out_channels}"
+        )
+
+
+def _new(shape, make=empty, *, dtype, device):
+    return Parameter(make(shape, dtype=dtype or float32, device=device))
+
+
+def _fan_in_init(weight, bias):
+    """torch's default for linear and conv: everything uniform within 1/sqrt(fan_in)."""
+    init.kaiming_uniform_(
+        weight, a=math.sqrt(5)
+    )  # gain sqrt(2/6), times sqrt(3): a bound of exactly 1/sqrt(fan_in)
+    if bias is not None:
+        bound = 1 / math.sqrt(init.fans(weight)[0]) if weight.numel() else 0.0
+        init.uniform_(bias, -bound, bound)
+
+
+# ---------------------------------------------------------------------------------------- layers with weights
+
+
+class Linear(Module):
+    """x @ weight.T + bias. weight (out_features, in_features), bias (out_features,)."""
+
+    def __init__(self, in_features, out_features, bias=True, device=None, dtype=None):
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = _new((out_features, in_features), dtype=dtype, device=device)
+        self.register_parameter("bias", _new((out_features,), dtype=dtype, device=device) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        """Draw the initial values anew."""
+        _fan_in_init(self.weight, self.bias)
+
+    def forward(self, x):
+        return F.linear(x, self.weight, self.bias)
+
+    def extra_repr(self):
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        )
+
+
+class _Conv(Module):
+    def __init__(self, shape, in_channels, out_channels, kernel_size, stride, padding, bias, device, dtype):
+        super().__init__()
+        self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel_size
+        self.stride, self.padding = stride, padding
+        self.weight = _new(shape, dtype=dtype, device=device)
+        self.register_parameter("bias", _new((out_channels,), dtype=dtype, device=device) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        """Draw the initial values anew."""
+        _fan_in_init(self.weight, self.bias)
+
+    def extra_repr(self):
+        text = (
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
+        )
+        if isinstance(self.padding, str) or any(self.padding):
+            text += f", padding={self.padding!r}"
+        for name in ("output_padding", "dilation", "groups"):
+            value = getattr(self, name, 0)
+            if value not in (1, (1,), (1, 1), 0, (0, 0)):
+                text += f", {name}={value}"
+        return text + ("" if self.bias is not None else ", bias=False")
+
+
+class _ConvNd(_Conv):
+    dims = 0
+
+    def __init__(
+        self,
+        in_channels,
+        out_channels,
+        kernel_size,
+        stride=1,
+        padding=0,
+        dilation=1,
+        groups=1,
+        bias=True,
+        device=None,
+        dtype=None,
+    ):
+        _check_groups(type(self).__name__, in_channels, out_channels, groups)
+        kernel = _tuple(kernel_size, self.dims)
+        padding = padding if isinstance(padding, str) else _tuple(padding, self.dims)
+        shape, stride = (out_channels, in_channels // groups, *kernel), _tuple(stride, self.dims)
+        super().__init__(shape, in_channels, out_channels, kernel, stride, padding, bias, device, dtype)
+        self.dilation, self.groups = _tuple(dilation, self.dims), groups
+
+
+class Conv1d(_ConvNd):
+    """1-D convolution of x (N, in, L). weight (out, in / groups, *kernel_size), bias (out,)."""
+
+    dims = 1
+
+    def forward(self, x):
+        return F.conv1d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class Conv2d(_ConvNd):
+    """2-D convolution of x (N, in, H, W). weight (out, in / groups, *kernel_size), bias (out,)."""
+
+    dims = 2
+
+    def forward(self, x):
+        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class ConvTranspose2d(_Conv):
+    """Transposed 2-D convolution of x (N, in, H, W). weight (in, out / groups, *kernel_size), bias (out,)."""
+
+    def __init__(
+        self,
+        in_channels,
+        out_channels,
+        kernel_size,
+        stride=1,
+        padding=0,
+        output_padding=0,
+        groups=1,
+        bias=True,
+        dilation=1,
+        device=None,
+        dtype=None,
+    ):
+        _check_groups("ConvTranspose2d", in_channels, out_channels, groups)
+        kernel, stride, padding = _tuple(kernel_size, 2), _tuple(stride, 2), _tuple(padding, 2)
+        shape = (in_channels, out_channels // groups, *kernel)
+        super().__init__(shape, in_channels, out_channels, kernel, stride, padding, bias, device, dtype)
+        self.output_padding, self.groups, self.dilation = (
+            _tuple(output_padding, 2),
+            groups,
+            _tuple(dilation, 2),
+        )
+
+    def forward(self, x):
+        return F.conv_transpose2d(
+            x,
+            self.weight,
+            self.bias,
+            self.stride,
+            self.padding,
+            self.output_padding,
+            self.groups,
+            self.dilation,
+        )
+
+
+class Embedding(Module):
+    """Rows of weight (num_embeddings, embedding_dim), picked by integers; drawn from N(0, 1)."""
+
+    def __init__(self, num_embeddings, embedding_dim, device=None, dtype=None):
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.weight = _new((num_embeddings, embedding_dim), dtype=dtype, device=device)
+        init.normal_(self.weight)
+
+    def forward(self, index):
+        return F.embedding(index, self.weight)
+
+    def extra_repr(self):
+        return f"{self.num_embeddings}, {self.embedding_dim}"
+
+
+# ---------------------------------------------------------------------------------------------- normalization
+
+
+class _BatchNorm(Module):
+    dims = ()
+
+    def __init__(
+        self,
+        num_features,
+        eps=1e-5,
+        momentum=0.1,
+        affine=True,
+        track_running_stats=True,
+        device=None,
+        dtype=None,
+    ):
+        super().__init__()
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        self.affine, self.track_running_stats = affine, track_running_stats
+        shape, dtype = (num_features,), dtype or float32
+        self.register_parameter("weight", _new(shape, ones, dtype=dtype, device=device) if affine else None)
+        self.register_parameter("bias", _new(shape, zeros, dtype=dtype, device=device) if affine else None)
+        track = track_running_stats
+        self.register_buffer("running_mean", zeros(shape, dtype=dtype, device=device) if track else None)
+        self.register_buffer("running_var", ones(shape, dtype=dtype, device=device) if track else None)
+        self.register_buffer("num_batches_tracked", tensor(0, device=device) if track else None)
+
+    def forward(self, x):
+        if x.ndim not in self.dims:
+            raise ValueError(
+                f"{type(self).__name__}: expected {' or '.join(map(str, self.dims))} dimensions, got "
+                f"shape {x.shape}"
+            )
+        factor = self.momentum
+        if self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if factor is None:  # the plain average over all batches
+                factor = 1.0 / self.num_batches_tracked.item()
+        return F.batch_norm(
+            x,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training or self.running_mean is None,
+            0.0 if factor is None else factor,
+            self.eps,
+        )
+
+    def extra_repr(self):
+        return (
+            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
+            f"track_running_stats={self.track_running_stats}"
+        )
+
+
+class BatchNorm1d(_BatchNorm):
+    """Normalizes each feature of x (N, C) or (N, C, L) over the batch (Ioffe and Szegedy, 2015)."""
+
+    dims = (2, 3)
+
+
+class BatchNorm2d(_BatchNorm):
+    """Normalizes each channel of x (N, C, H, W) over the batch (Ioffe and Szegedy, 2015)."""
+
+    dims = (4,)
+
+
+class LayerNorm(Module):
+    """Normalizes each sample over its last dimensions, `normalized_shape` (Ba et al., 2016)."""
+
+    def __init__(
+        self, normalized_shape, eps=1e-5, elementwise_affine=True, bias=True, device=None, dtype=None
+    ):
+        super().__init__()
+        self.normalized_shape = (
+            (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        )
+        self.eps, self.elementwise_affine = eps, elementwise_affine
+        shape, affine = self.normalized_shape, elementwise_affine
+        self.register_parameter("weight", _new(shape, ones, dtype=dtype, device=device) if affine else None)
+        self.register_parameter(
+            "bias", _new(shape, zeros, dtype=dtype, device=device) if affine and bias else None
+        )
+
+    def forward(self, x):
+        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+    def extra_repr(self):
+        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"

@@ -1,0 +1,406 @@
+"""Module: a network or a part of one. Parameter: a tensor that belongs to it and is trained."""
+
+from collections import OrderedDict, namedtuple
+from collections.abc import Mapping
+
+import numpy as np
+
+from minamp import backends
+from minamp.formats import bfloat16, cast, float16, float32, float64, is_floating
+from minamp.tensor import Tensor
+
+
+class Parameter(Tensor):
+    """A Tensor that a Module finds and an optimizer trains; shares the memory of `data` (Tensor or array)."""
+
+    __slots__ = ()
+
+    def __init__(self, data=None, requires_grad=True):
+        super().__init__(
+            data._data if isinstance(data, Tensor) else np.empty(0, float32) if data is None else data
+        )
+        if isinstance(data, Tensor):
+            self._version = data._version
+        self.requires_grad = requires_grad
+
+    def __repr__(self):
+        return "Parameter containing:\n" + super().__repr__()
+
+
+class _IncompatibleKeys(namedtuple("IncompatibleKeys", ["missing_keys", "unexpected_keys"])):
+    __slots__ = ()
+
+    def __repr__(self):
+        return (
+            super().__repr__()
+            if self.missing_keys or self.unexpected_keys
+            else "<All keys matched successfully>"
+        )
+
+
+class _Handle:
+    """What registering a hook returns: remove() takes the hook off again."""
+
+    def __init__(self, hooks, hook):
+        self.hooks, self.key = hooks, object()
+        hooks[self.key] = hook
+
+    def remove(self):
+        self.hooks.pop(self.key, None)
+
+
+class Module:
+    """Base class of networks and layers: set Parameters and Modules as attributes, write forward(), call it.
+
+    Names, order and behaviour of everything here are those of torch.nn.Module.
+    """
+
+    def __init__(self):
+        for table in ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"):
+            object.__setattr__(self, table, {})
+        object.__setattr__(self, "_non_persistent", set())
+        object.__setattr__(self, "training", True)
+
+    def forward(self, *args, **kwargs):
+        raise NotImplementedError(f"{type(self).__name__} has no forward(): define it")
+
+    def __call__(self, *args, **kwargs):
+        for hook in self._forward_pre_hooks.values():
+            changed = hook(self, args)
+            if changed is not None:
+                args = changed if isinstance(changed, tuple) else (changed,)
+        out = self.forward(*args, **kwargs)
+        for hook in self._forward_hooks.values():
+            changed = hook(self, args, out)
+            out = out if changed is None else changed
+        return out
+
+    def register_forward_hook(self, hook):
+        """Call hook(module, args, output) after every forward; what it returns replaces the output."""
+        return _Handle(self._forward_hooks, hook)
+
+    def register_forward_pre_hook(self, hook):
+        """Call hook(module, args) before every forward; what it returns replaces the arguments."""
+        return _Handle(self._forward_pre_hooks, hook)
+
+    # -- attributes: parameters, buffers and modules live in their tables, everything else is plain
+
+    def __setattr__(self, name, value):
+        tables = self.__dict__
+        if "_parameters" not in tables:
+            if isinstance(value, Parameter | Module):
+                raise AttributeError(
+                    f"{type(self).__name__}: can't set {name!r} before super().__init__() has run: call "
+                    "it first"
+                )
+            object.__setattr__(self, name, value)
+        elif isinstance(value, Parameter):
+            self._forget(name)
+            self._parameters[name] = value
+        elif isinstance(value, Module):
+            self._forget(name)
+            self._modules[name] = value
+        else:
+            for table, kind in (("_parameters", Parameter), ("_modules", Module), ("_buffers", Tensor)):
+                if name in tables[table]:
+                    if value is not None and not isinstance(value, kind):
+                        raise TypeError(
+                            f"{type(self).__name__}: can't set {name!r} to a {type(value).__name__}: "
+                            f"give a {kind.__name__} or None"
+                        )
+                    tables[table][name] = value
+                    return
+            object.__setattr__(self, name, value)
+
+    def __getattr__(self, name):
+        for table in ("_parameters", "_buffers", "_modules"):
+            found = self.__dict__.get(table, ())
+            if name in found:
+                return found[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __delattr__(self, name):
+        if not self._forget(name):
+            object.__delattr__(self, name)
+
+    def __dir__(self):
+        return [*super().__dir__(), *self._parameters, *self._buffers, *self._modules]
+
+    def _forget(self, name):
+        """Take `name` out of whichever table has it."""
+        self._non_persistent.discard(name)
+        found = False
+        for table in (self.__dict__, self._parameters, self._buffers, self._modules):
+            if name in table:
+                del table[name]
+                found = True
+        return found
+
+    def _check_name(self, name, table):
+        if not isinstance(name, str) or "." in name or not name:
+            raise KeyError(
+                f"{type(self).__name__}: {name!r} can't be a name here: give a string without a dot"
+            )
+        if hasattr(self, name) and name not in table:
+            raise KeyError(f"{type(self).__name__}: attribute {name!r} exists already: choose another name")
+
+    def register_parameter(self, name, param):
+        """Add a Parameter (or None) under `name`."""
+        self._check_name(name, self._parameters)
+        if param is not None and not isinstance(param, Parameter):
+            raise TypeError(
+                f"parameter {name!r} must be a Parameter or None, got {type(param).__name__}: use "
+                "nn.Parameter(...)"
+            )
+        self._parameters[name] = param
+
+    def register_buffer(self, name, tensor, persistent=True):
+        """Add a Tensor (or None) that is not trained, but converted and, if persistent, saved."""
+        self._check_name(name, self._buffers)
+        if tensor is not None and not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"buffer {name!r} must be a Tensor or None, got {type(tensor).__name__}: use "
+                "minamp.tensor(...)"
+            )
+        self._buffers[name] = tensor
+        (self._non_persistent.discard if persistent else self._non_persistent.add)(name)
+
+    def add_module(self, name, module):
+        """Add a Module (or None) under `name`."""
+        self._check_name(name, self._modules)
+        if module is not None and not isinstance(module, Module):
+            raise TypeError(f"module {name!r} must be a Module or None, got {type(module).__name__}")
+        self._modules[name] = module
+
+    register_module = add_module
+
+    # -- walking
+
+    def named_modules(self, prefix="", _seen=None):
+        """(dotted name, module) of this module and all below it, each once."""
+        seen = set() if _seen is None else _seen
+        if self not in seen:
+            seen.add(self)
+            yield prefix, self
+            for name, child in self._modules.items():
+                if child is not None:
+                    yield from child.named_modules(f"{prefix}.{name}" if prefix else name, seen)
+
+    def _named(self, table, prefix, recurse):
+        seen = set()
+        for path, module in self.named_modules(prefix) if recurse else [(prefix, self)]:
+            for name, tensor in vars(module)[table].items():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield (f"{path}.{name}" if path else name), tensor
+
+    def named_parameters(self, prefix="", recurse=True):
+        """(dotted name, Parameter), each parameter once even if it is shared."""
+        return self._named("_parameters", prefix, recurse)
+
+    def named_buffers(self, prefix="", recurse=True):
+        """(dotted name, Tensor), each buffer once."""
+        return self._named("_buffers", prefix, recurse)
+
+    def named_children(self):
+        """(name, module) of the modules directly below, each once."""
+        seen = set()
+        for name, child in self._modules.items():
+            if child is not None and child not in seen:
+                seen.add(child)
+                yield name, child
+
+    def parameters(self, recurse=True):
+        """The parameters, each once: what an optimizer is given."""
+        return (p for _, p in self.named_parameters(recurse=recurse))
+
+    def buffers(self, recurse=True):
+        """The buffers, each once."""
+        return (b for _, b in self.named_buffers(recurse=recurse))
+
+    def modules(self):
+        """This module and all below it, each once."""
+        return (m for _, m in self.named_modules())
+
+    def children(self):
+        """The modules directly below, each once."""
+        return (m for _, m in self.named_children())
+
+    def apply(self, fn):
+        """Call fn on every module below and then on this one; returns self."""
+        for child in self.children():
+            child.apply(fn)
+        fn(self)
+        return self
+
+    # -- modes and gradients
+
+    def train(self, mode=True):
+        """Training mode (dropout drops, batch norm uses the batch's statistics); returns self."""
+        if not isinstance(mode, bool):
+            raise ValueError(f"train: mode must be True or False, got {mode!r}")
+        self.training = mode
+        for child in self.children():
+            child.train(mode)
+        return self
+
+    def eval(self):
+        """Evaluation mode; returns self."""
+        return self.train(False)
+
+    def requires_grad_(self, requires_grad=True):
+        """Switch the gradients of all parameters on or off; returns self."""
+        for p in self.parameters():
+            p.requires_grad_(requires_grad)
+        return self
+
+    def zero_grad(self, set_to_none=True):
+        """Drop the gradients of all parameters, or write zeros into them."""
+        for p in self.parameters():
+            zero_grad(p, set_to_none)
+
+    # -- dtype and device: parameters stay the same objects, so an optimizer keeps its hold on them
+
+    def _convert(self, dtype=None, device=None):
+        for _, _, tensor in self._tensors():
+            for t in (tensor, tensor.grad):
+                if t is None:
+                    continue
+                array = t._data if dtype is None or not is_floating(t.dtype) else cast(t._data, dtype)
+                array = array if device is None else backends.move(array, device)
+                if array is not t._data:
+                    t.data = array
+                    if t._node is not None:
+                        t._node.dtype = t.dtype  # gradients arrive in the new format from now on
+        return self
+
+    def to(self, *args, dtype=None, device=None, **_ignored):
+        """Parameters, buffers, gradients to another floating dtype and/or device, in place; returns self.
+
+        to(dtype), to(device), to(device, dtype), to(tensor). Integer buffers keep their dtype. TypeError for
+        an integer dtype.
+        """
+        for a in args:
+            if isinstance(a, Tensor):
+                dtype, device = a.dtype, a.device
+            elif isinstance(a, str | backends.Device):
+                device = a
+            elif not isinstance(a, bool) and a is not None:
+                dtype = a
+        dtype = None if dtype is None else np.dtype(dtype)
+        if dtype is not None and not is_floating(dtype):
+            raise TypeError(
+                f"Module.to: dtype {dtype} is not a floating format: use float16, bfloat16, float32 or "
+                "float64"
+            )
+        return self._convert(dtype, device)
+
+    def half(self):
+        """All floating tensors to float16, in place; returns self."""
+        return self._convert(float16)
+
+    def bfloat16(self):
+        """All floating tensors to bfloat16, in place; returns self."""
+        return self._convert(bfloat16)
+
+    def float(self):
+        """All floating tensors to float32, in place; returns self."""
+        return self._convert(float32)
+
+    def double(self):
+        """All floating tensors to float64, in place; returns self."""
+        return self._convert(float64)
+
+    def cuda(self, device="cuda"):
+        """Everything to the GPU, in place; returns self."""
+        return self._convert(device=device)
+
+    def cpu(self):
+        """Everything to main memory, in place; returns self."""
+        return self._convert(device="cpu")
+
+    # -- saving and loading
+
+    def _tensors(self, prefix=""):
+        """(name, persistent, tensor) of every parameter and buffer, a shared one under each of its names."""
+        for name, p in self._parameters.items():
+            if p is not None:
+                yield prefix + name, True, p
+        for name, b in self._buffers.items():
+            if b is not None:
+                yield prefix + name, name not in self._non_persistent, b
+        for name, child in self._modules.items():
+            if child is not None:
+                yield from child._tensors(f"{prefix}{name}.")
+
+    def state_dict(self, *, prefix="", keep_vars=False):
+        """OrderedDict from dotted name to Tensor, detached but sharing memory: copy it to keep a snapshot."""
+        return OrderedDict(
+            (name, t if keep_vars else t.detach())
+            for name, persistent, t in self._tensors(prefix)
+            if persistent
+        )
+
+    def load_state_dict(self, state_dict, strict=True):
+        """Copy the tensors (or arrays) of `state_dict` into this module's, casting to its dtypes.
+
+        strict=True: the names must be exactly this module's. RuntimeError lists every missing name,
+        unexpected name and wrong shape, and then nothing was loaded. Returns (missing_keys, unexpected_keys).
+        """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"load_state_dict: expected a dict of tensors, got {type(state_dict).__name__}")
+        own = {name: t for name, persistent, t in self._tensors() if persistent}
+        missing = [name for name in own if name not in state_dict]
+        unexpected = [name for name in state_dict if name not in own]
+        errors, found = [], {}
+        if strict and unexpected:
+            errors.append("Unexpected key(s) in state_dict: " + ", ".join(f'"{n}"' for n in unexpected) + ".")
+        if strict and missing:
+            errors.append("Missing key(s) in state_dict: " + ", ".join(f'"{n}"' for n in missing) + ".")
+        for name, t in own.items():
+            if name in state_dict:
+                value = state_dict[name]
+                array = found[name] = value._data if isinstance(value, Tensor) else np.asarray(value)
+                if array.shape != t.shape:
+                    errors.append(
+                        f"size mismatch for {name}: copying a param with shape {array.shape} from "
+                        "checkpoint, "
+                        f"the shape in current model is {t.shape}."
+                    )
+        if errors:
+            raise RuntimeError(
+                f"Error(s) in loading state_dict for {type(self).__name__} (nothing was loaded):\n\t"
+                + "\n\t".join(errors)
+            )
+        for name, array in found.items():
+            own[name]._data[...] = cast(array, own[name].dtype)
+            own[name]._version[0] += 1
+        return _IncompatibleKeys(missing, unexpected)
+
+    # -- repr
+
+    def extra_repr(self):
+        """What stands between the parentheses of a layer's repr; layers override it."""
+        return ""
+
+    def __repr__(self):
+        extra = self.extra_repr()
+        lines = extra.split("\n") if extra else []
+        children = [
+            f"({name}): " + repr(child).replace("\n", "\n  ") for name, child in self._modules.items()
+        ]
+        if not children and len(lines) <= 1:
+            return f"{type(self).__name__}({extra})"
+        return f"{type(self).__name__}(\n  " + "\n  ".join(lines + children) + "\n)"
+
+
+def zero_grad(p, set_to_none=True):
+    """Drop p's gradient, or replace it by zeros; its master's (the same one, unscaled) is dropped."""
+    if p.grad is not None:
+        if set_to_none:
+            p.grad = None
+        else:
+            p.grad = Tensor(np.zeros_like(p.grad._data))
+    master = getattr(p, "master", None)
+    if master is not None:
+        master.grad = None

@@ -1,0 +1,94 @@
+"""Gradient clipping, and parameters as one vector."""
+
+import math
+import warnings
+
+import numpy as np
+
+from minamp import backends
+from minamp.formats import float32, narrow, widen
+from minamp.tensor import OPS, Tensor
+
+
+def _gradients(name, parameters):
+    """The gradients step() will use: a master's float32 one where it is set, else the parameter's."""
+    if isinstance(parameters, Tensor):
+        parameters = [parameters]
+    else:
+        was_generator = not hasattr(parameters, "__len__")
+        parameters = list(parameters)
+        if was_generator and not parameters:
+            warnings.warn(f"{name}: got an empty generator, nothing was clipped", UserWarning, stacklevel=3)
+    gradients = []
+    for p in parameters:
+        master = getattr(p, "master", None)
+        g = p.grad if master is None or master.grad is None else master.grad
+        if g is not None:
+            gradients.append(g)
+    return gradients
+
+
+def _norm(x, p):
+    """The p-norm of an array, summed in float32 (float64 for float64)."""
+    x = np.abs(widen(x))
+    if p == math.inf:
+        return x.max(initial=0)
+    if p == -math.inf:
+        return x.min(initial=math.inf)
+    if p == 2:
+        return np.sqrt(np.sum(x * x))
+    return np.sum(x**p) ** (1 / p) if p else np.sum(x != 0, dtype=x.dtype)
+
+
+@backends.quiet
+def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False):
+    """Scale all gradients in place so that their joint norm is at most max_norm; returns the norm before.
+
+    The factor is min(max_norm / (norm + 1e-6), 1), so an infinite norm sets the finite gradients to 0, and a
+    nan all to nan. Norms are float32 whatever the gradients' format. parameters: Tensors or one Tensor;
+    norm_type: any power, or inf. RuntimeError with error_if_nonfinite=True for a norm that is inf or nan; the
+    gradients are then untouched.
+    """
+    gradients = _gradients("clip_grad_norm_", parameters)
+    max_norm, norm_type = float(max_norm), float(norm_type)
+    if not gradients:
+        return Tensor(np.float32(0.0))
+    total = _norm(np.stack([_norm(g._data, norm_type) for g in gradients]), norm_type)
+    if error_if_nonfinite and not np.isfinite(total):
+        raise RuntimeError(
+            f"clip_grad_norm_: the gradients' norm of order {norm_type} is {total}, so they can't be "
+            "clipped: look for inf or nan in "
+            "them, or pass error_if_nonfinite=False to go on"
+        )
+    factor = np.minimum(1.0 / (total + 1e-6) * max_norm, 1.0)  # two roundings, as in torch
+    for g in gradients:
+        _scale(g, factor.astype(g.dtype if g.dtype.itemsize > 4 else float32))
+    return Tensor(total)
+
+
+def _scale(g, factor):
+    g._data[...] = narrow(widen(g._data) * factor, g.dtype) if g.dtype.itemsize < 4 else g._data * factor
+    g._version[0] += 1
+
+
+@backends.quiet
+def clip_grad_value_(parameters, clip_value):
+    """Clamp every gradient value to [-clip_value, clip_value] in place; nan stays nan."""
+    clip_value = float(clip_value)
+    for g in _gradients("clip_grad_value_", parameters):
+        g._data[...] = narrow(np.clip(widen(g._data), -clip_value, clip_value), g.dtype)
+        g._version[0] += 1
+
+
+def parameters_to_vector(parameters):
+    """All parameters one after the other in one 1-D tensor; gradients flow back through it."""
+    return OPS["cat"]([p.reshape(-1) for p in parameters])
+
+
+def vector_to_parameters(vec, parameters):
+    """Write consecutive pieces of a 1-D tensor into the parameters, in place."""
+    at = 0
+    for p in parameters:
+        p._data[...] = vec._data[at : at + p.numel()].reshape(p.shape)
+        p._version[0] += 1
+        at += p.numel()

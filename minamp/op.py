@@ -1,0 +1,398 @@
+"""@op: everything about an op in one declaration - its name, what autocast does with it, the forward and the gradients.
+
+    @op(policy=NOT_LISTED, mixed="promote")
+    class mul:
+        "a * b."
+        def forward(m, a, b):
+            return a * b
+        def vjp_a(m, g, b):      # vjp_NAME: the gradient that reaches argument NAME
+            return g * b
+        def vjp_b(m, g, a):      # its parameters name what it needs, and only that is kept for backward
+            return g * a
+
+`m` is the namespace the declaration computes with: a backend (arrays), or minamp.ops (tensors) when gradients of gradients are
+wanted. `g` is the incoming gradient; a gradient may also name `y` (the output), NAME_shape (keeps nothing), any attribute, and
+`i`, the position in a *variadic argument.
+
+Half arithmetic happens here and nowhere else: inputs are widened to float32, the declaration computes, the result is rounded
+once. Gradients likewise. So a declaration never mentions half.
+"""
+
+import inspect
+
+import numpy as np
+
+from minamp import backends
+from minamp.autocast import cast as autocast_cast
+from minamp.autocast import state as autocast_state
+from minamp.formats import (
+    bfloat16,
+    cast,
+    float16,
+    float32,
+    float64,
+    is_floating,
+    is_half,
+    round_to,
+    widen,
+)
+from minamp.record import FREED, Node, grad_mode, observers
+from minamp.tensor import OPS, Tensor
+
+# ------------------------------------------------------------------------------------------------ policies (PyTorch's names)
+
+
+def _eligible(a):
+    return isinstance(a, Tensor) and a.dtype in (float32, float16, bfloat16)
+
+
+def _cast_all(args, dtype):
+    return [autocast_cast(a, dtype) if _eligible(a) else a for a in args]
+
+
+def _lower_precision_fp(op, args, attrs, dtype):
+    return _cast_all(args, dtype)
+
+
+def _fp32(op, args, attrs, dtype):
+    return _cast_all(args, float32)
+
+
+def _fp32_set_opt_dtype(op, args, attrs, dtype):
+    if attrs.get("dtype") is None and _eligible(args[0]):
+        attrs["dtype"] = float32
+    return args
+
+
+def _promote(op, args, attrs, dtype):
+    dtypes = {a.dtype for a in args if _eligible(a)}
+    if not dtypes <= {dtype, np.dtype(float32)}:
+        other = (dtypes - {dtype, np.dtype(float32)}).pop()
+        raise RuntimeError(
+            f"{op.name}: {other} in a {dtype} autocast region can't be promoted: cast it with .to({dtype}) or .float()"
+        )
+    return _cast_all(args, float32 if float32 in dtypes else dtype)
+
+
+def _banned(op, args, attrs, dtype):
+    raise RuntimeError(op.banned_text)
+
+
+LOWER_PRECISION, FP32, FP32_SET_OPT_DTYPE, FP32_APPEND_DTYPE, PROMOTE, BANNED, NOT_LISTED = (
+    "lower_precision_fp",
+    "fp32",
+    "fp32_set_opt_dtype",
+    "fp32_append_dtype",
+    "promote",
+    "banned",
+    "not listed",
+)
+POLICIES = {
+    LOWER_PRECISION: _lower_precision_fp,
+    FP32: _fp32,
+    FP32_SET_OPT_DTYPE: _fp32_set_opt_dtype,
+    FP32_APPEND_DTYPE: _fp32_set_opt_dtype,
+    PROMOTE: _promote,
+    BANNED: _banned,
+    NOT_LISTED: None,
+}
+
+# ------------------------------------------------------------------------------------------------------------ the declaration
+
+
+def op(
+    policy, *, name=None, mixed="error", ints="keep", stored=False, moves=False, view=False, banned_text=None
+):
+    """Class decorator: make the class body the op of that name, callable as a function, and enter it in OPS.
+
+    policy: one of the seven above; there is no default. mixed: what tensors of different float dtypes do: 'error',
+    'promote' (torch's type promotion) or 'first' (the result has the first one's dtype). ints='float': integer input
+    counts as float32. stored: forward and vjps take half arrays as they are stored (their backend function widens).
+    moves: only moves values, so nothing needs rounding. view: the output may share the input's memory.
+    A `call` function in the class is how users call it: it checks arguments and returns (tensors, attributes).
+    """
+    if policy not in POLICIES:
+        raise ValueError(f"@op: policy must be one of {list(POLICIES)}, got {policy!r}")
+
+    def declare(cls):
+        return Op(cls, name or cls.__name__, policy, mixed, ints, stored or moves, moves, view, banned_text)
+
+    return declare
+
+
+class Op:
+    """One declared op: call it like a function. `pull` is its backward."""
+
+    def __init__(self, cls, name, policy, mixed, ints, stored, moves, view, banned_text):
+        body = vars(cls)
+        self.name = self.__name__ = self.__qualname__ = name
+        self.__doc__, self.__module__ = cls.__doc__, cls.__module__
+        self.policy, self.cast_inputs = policy, POLICIES[policy]
+        self.mixed, self.ints, self.stored, self.moves, self.view = mixed, ints, stored, moves, view
+        self.banned_text, self.is_cast = banned_text, name == "to"
+        self.forward, self.call = backends.quiet(body["forward"]), body.get("call")
+        self.takes_dtype = policy in (FP32_SET_OPT_DTYPE, FP32_APPEND_DTYPE)
+        self.__wrapped__ = self.call or body["forward"]  # help() shows this signature
+        parameters = list(inspect.signature(body["forward"]).parameters.values())[1:]
+        self.variadic = bool(parameters) and parameters[0].kind is parameters[0].VAR_POSITIONAL
+        self.params = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        self.shapes = {f"{p}_shape": i for i, p in enumerate(self.params)}
+        self.vjps = []  # per argument: (function, names it needs) or None
+        for param in self.params:
+            vjp = body.get(f"vjp_{param}")
+            self.vjps.append(vjp and (vjp, list(inspect.signature(vjp).parameters)[2:]))
+        unknown = {n for n in body if n.startswith("vjp_")} - {f"vjp_{p}" for p in self.params}
+        if unknown:
+            raise TypeError(f"@op {name}: {sorted(unknown)} match no argument of forward {self.params}")
+        self._plans = {}
+        if OPS.setdefault(name, self) is not self:
+            raise ValueError(f"@op: an op named {name!r} exists already")
+
+    def __repr__(self):
+        return f"<op {self.name}, autocast policy: {self.policy}>"
+
+    def __call__(self, *args, **attrs):
+        if self.call is not None:
+            args, attrs = self.call(*args, **attrs)
+        state = autocast_state
+        if state.enabled and self.cast_inputs is not None:
+            args = self.cast_inputs(self, args, attrs, state.dtype)
+        return self._run(args, attrs)
+
+    def plain(self, *args, **attrs):
+        """The op outside every autocast region (in-place forms)."""
+        if self.call is not None:
+            args, attrs = self.call(*args, **attrs)
+        return self._run(args, attrs)
+
+    # -- forward: widen, compute, round once, record
+
+    def _run(self, args, attrs):
+        if self.takes_dtype and attrs["dtype"] is not None:
+            args = [args[0].to(attrs["dtype"]), *args[1:]]
+        first = dtype = None
+        arrays, mask, bit = [], 0, 1  # mask: which arguments want a gradient, as bits
+        for a in args:
+            if isinstance(a, Tensor):
+                array = a._data
+                d = array.dtype
+                if dtype is None:
+                    first, dtype = a, d
+                elif d is not dtype and d != dtype:
+                    dtype = self._result_dtype(args)
+                if a._node is not None:
+                    mask |= bit
+                arrays.append(array if self.stored or not is_half(d) else widen(array))
+            else:
+                arrays.append(a)
+            bit <<= 1
+        if first is None:
+            raise TypeError(
+                f"{self.name}: needs at least one minamp Tensor, got {[type(a).__name__ for a in args]}: "
+                "wrap data in minamp.tensor(...)"
+            )
+        if dtype.kind in "iub" and (self.ints == "float" or any(type(a) is float for a in args)):
+            dtype = float32
+            arrays = [
+                a.astype(float32) if isinstance(a, np.ndarray) and a.dtype.kind in "iub" else a
+                for a in arrays
+            ]
+        try:
+            y = self.forward(backends.of(first._data), *arrays, **attrs)
+        except (ValueError, IndexError) as error:  # NumPy's words for shapes that don't fit
+            named = zip(self._names(args), args, strict=True)
+            shapes = ", ".join(f"{p} {a.shape if isinstance(a, Tensor) else a}" for p, a in named)
+            kind = IndexError if isinstance(error, IndexError) else RuntimeError
+            raise kind(f"{self.name}: shapes don't fit ({shapes}): {error}") from None
+        if type(y) is not np.ndarray:
+            y = np.asarray(y)
+        if y.dtype is not dtype and y.dtype != dtype and is_floating(y.dtype) and not self.is_cast:
+            y = cast(y, dtype)
+        out = Tensor(y)
+        if self.view:
+            out._version, out._is_view = first._version, True
+        if mask and grad_mode.enabled and is_floating(y.dtype):
+            self._record(args, attrs, out, mask)
+        if observers:
+            for observe in observers:
+                observe("forward", self, args, out)
+        return out
+
+    def _result_dtype(self, args):
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        floats = [t for t in tensors if is_floating(t.dtype)]
+        if (
+            self.mixed == "first"
+            or len({t.dtype for t in floats}) <= 1 < len(tensors)
+            and floats
+            and self.mixed == "error"
+        ):
+            return (floats or tensors)[0].dtype
+        if self.mixed == "error":
+            found = ", ".join(
+                f"{p} {t.dtype}"
+                for p, t in zip(self._names(args), args, strict=True)
+                if isinstance(t, Tensor)
+            )
+            raise RuntimeError(
+                f"{self.name}: tensors of different dtypes ({found}): cast them to one dtype (x.float(), x.half()) "
+                "or run inside minamp.autocast()"
+            )
+        return result_type(*tensors)
+
+    def _names(self, args):
+        return (
+            [f"{self.params[0]}[{i}]" for i in range(len(args))]
+            if self.variadic
+            else self.params[: len(args)]
+        )
+
+    def _role(self, i):
+        return "its output" if i < 0 else f"argument {self.params[0 if self.variadic else i]!r}"
+
+    def _record(self, args, attrs, out, mask):
+        plan = self._plans.get(mask)
+        if plan is None or self.variadic:
+            plan = self._plans[mask] = self._plan(mask, len(args))
+        positions, needs_y = plan
+        edges, metas, saved = [], [], []
+        for a in args:
+            tensor = isinstance(a, Tensor)
+            edges.append(a._node if tensor else None)
+            metas.append((a._data.shape, a._data.dtype) if tensor else None)
+        for i in positions:
+            a = args[i]
+            saved.append(
+                (i, a._data, a._version, a._version[0], edges[i])
+                if isinstance(a, Tensor)
+                else (i, a, None, 0, None)
+            )
+        if needs_y:
+            saved.append((-1, out._data, out._version, out._version[0], None))
+        out._node = Node(self, attrs, edges, metas, saved, out._data.dtype)
+
+    def _plan(self, mask, n):
+        """Which of n arguments to keep, and whether to keep the output, when the gradients of those in `mask` are wanted."""
+        names = set()
+        for i in range(n):
+            if mask >> i & 1:
+                vjp = self.vjps[0 if self.variadic else i]
+                if vjp is None:
+                    name = self.params[0 if self.variadic else i]
+                    raise RuntimeError(
+                        f"{self.name} has no gradient for argument {name!r}: use {name}.detach()"
+                    )
+                names.update(vjp[1])
+        if self.variadic:
+            return list(range(n)) if self.params[0] in names else [], "y" in names
+        return [i for i, p in enumerate(self.params[:n]) if p in names], "y" in names
+
+    # -- backward: widen, compute, undo the broadcast, round
+
+    def pull(self, node, g, create_graph):
+        """Yield (edge, gradient) for every argument of `node` that wants one, given the gradient `g` of its output."""
+        if node.saved is FREED:
+            raise RuntimeError(
+                f"backward through {self.name} a second time: its saved values were freed by the first backward. "
+                "Pass retain_graph=True to the first one, or run the forward again"
+            )
+        env = dict(node.attrs)
+        if self.variadic:
+            env[self.params[0]] = [None] * len(node.edges)
+        for i, value, counter, version, edge in node.saved:
+            if counter is not None:
+                if counter[0] != version:
+                    raise RuntimeError(
+                        f"{self.name}: {self._role(i)} of shape {value.shape} was saved for "
+                        f"backward and then written in place (version {counter[0]}, saved at {version}): write to a clone()"
+                    )
+                if create_graph:
+                    value = Tensor(value)
+                    value._node = node if i < 0 else edge
+                elif not self.stored and is_half(value.dtype):
+                    value = widen(value)
+            if i < 0:
+                env["y"] = value
+            elif self.variadic:
+                env[self.params[0]][i] = value
+            else:
+                env[self.params[i]] = value
+        m = OPS_NAMESPACE if create_graph else backends.of(g)
+        for i, edge in enumerate(node.edges):
+            if edge is None:
+                continue
+            shape, dtype = node.metas[i]
+            vjp, names = self.vjps[0 if self.variadic else i]
+            if self.variadic:
+                env["i"] = i
+            gx = vjp(m, g, **{n: env[n] if n in env else self._shape(node, n) for n in names})
+            if gx.shape != shape:
+                gx = m.sum_to(gx, shape)
+            if create_graph:
+                gx = gx.to(dtype)
+            elif is_half(dtype):
+                if not (self.moves or gx is g and node.dtype == dtype):  # those lie on the grid already
+                    gx = round_to(widen(np.asarray(gx)), dtype)
+            elif gx.dtype != dtype:
+                gx = cast(np.asarray(gx), dtype)
+            if observers:
+                for observe in observers:
+                    observe("backward", self, (g, node, i), gx)
+            yield edge, gx
+
+    def free(self, node):
+        """Let go of what `node` kept; a node that kept nothing can be walked again."""
+        if node.saved:
+            node.saved = FREED
+
+    def _shape(self, node, name):
+        return [shape for shape, _ in node.metas] if self.variadic else node.metas[self.shapes[name]][0]
+
+
+def composite(function):
+    """Enter a function made of ops in OPS too: a Tensor method, and usable in gradients. Its ops are autocast one by one."""
+    if OPS.setdefault(function.__name__, function) is not function:
+        raise ValueError(f"@composite: an op named {function.__name__!r} exists already")
+    return function
+
+
+class _Namespace:
+    """minamp's own ops under their names: what a declaration is handed when gradients of gradients are wanted."""
+
+    def __getattr__(self, name):
+        try:
+            return OPS[name]
+        except KeyError:
+            raise AttributeError(f"no op named {name!r} is declared") from None
+
+
+OPS_NAMESPACE = _Namespace()
+
+
+def result_type(*tensors):
+    """torch's type promotion: a 0-dim tensor widens no tensor with dimensions, unless it is of a higher kind.
+
+    Kinds, lowest first: bool, integer, floating. float16 with bfloat16 gives float32.
+    """
+
+    def kind(dtype):
+        return 2 if is_floating(dtype) else 1 if dtype.kind in "iu" else 0
+
+    def join(dtypes):
+        out = None
+        for d in dtypes:
+            if out is None or out == d:
+                out = d
+            elif kind(out) != kind(d):
+                out = out if kind(out) > kind(d) else d
+            elif kind(d) == 2:
+                out = float64 if float64 in (out, d) else float32
+            else:
+                out = np.promote_types(out, d)
+        return out
+
+    dimensioned = join(t.dtype for t in tensors if t.ndim)
+    scalars = join(t.dtype for t in tensors if not t.ndim)
+    if dimensioned is None or scalars is None:
+        return dimensioned or scalars
+    return scalars if kind(scalars) > kind(dimensioned) else dimensioned

@@ -1,0 +1,200 @@
+"""Reductions. The accumulator is float32 for half and float32 input, float64 for float64."""
+
+import math
+from collections import namedtuple
+
+from minamp.op import FP32_SET_OPT_DTYPE, NOT_LISTED, composite, op
+from minamp.ops.elementwise import maximum, minimum, neg
+from minamp.ops.shape import gather, squeeze
+from minamp.tensor import Tensor
+
+max_ = max  # the builtin; the op of that name is declared below
+
+
+def dims_of(name, x, dim):
+    """`dim` (int, tuple, list or None) as a tuple of non-negative ints; IndexError names the op."""
+    if dim is None:
+        return tuple(range(x.ndim))
+    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    if not dims:
+        return tuple(range(x.ndim))
+    for d in dims:
+        if not -max_(x.ndim, 1) <= d < max_(x.ndim, 1):
+            raise IndexError(f"{name}: dim {d} is out of range for a tensor of shape {x.shape}")
+    return tuple(d % x.ndim for d in dims) if x.ndim else ()
+
+
+def _over(m, g, shape, dim, keepdim):
+    """`g`, the gradient of a reduction over `dim`, spread back over `shape`."""
+    if not keepdim:
+        g = m.reshape(g, tuple(1 if i in dim else n for i, n in enumerate(shape)))
+    return m.expand(g, shape)
+
+
+@op(policy=FP32_SET_OPT_DTYPE)
+class sum:
+    """Sum over dim (all by default), integers as int64. dtype: cast to it first."""
+
+    def call(x, dim=None, keepdim=False, *, dtype=None):
+        return (x,), {"dim": dims_of("sum", x, dim), "keepdim": keepdim, "dtype": dtype}
+
+    def forward(m, x, *, dim, keepdim, dtype):
+        return m.sum(x, dim, keepdim)
+
+    def vjp_x(m, g, x_shape, dim, keepdim):
+        return _over(m, g, x_shape, dim, keepdim)
+
+
+@op(policy=NOT_LISTED)
+class mean:
+    """Mean over dim (all by default); nan over nothing. The sum is float32, so half does not overflow on the way."""
+
+    def call(x, dim=None, keepdim=False, *, dtype=None):
+        x = x if dtype is None else x.to(dtype)
+        if x.dtype.kind in "iub":
+            raise RuntimeError(f"mean: {x.dtype} has no mean in its own dtype: use x.float().mean()")
+        dim = dims_of("mean", x, dim)
+        count = math.prod(x.shape[d] for d in dim)
+        return (x,), {"dim": dim, "keepdim": keepdim, "count": count}
+
+    def forward(m, x, *, dim, keepdim, count):
+        return m.sum(x, dim, keepdim) / x.dtype.type(count)
+
+    def vjp_x(m, g, x_shape, dim, keepdim, count):
+        return _over(m, g * (1.0 / count) if count else g, x_shape, dim, keepdim)
+
+
+@op(policy=NOT_LISTED)
+class var:
+    """Variance over dim, divided by n - correction (1 by default). Mean and squares in float32."""
+
+    def call(x, dim=None, correction=1, keepdim=False, unbiased=None):
+        if isinstance(dim, bool):  # torch's var(unbiased)
+            dim, unbiased = None, dim
+        dim = dims_of("var", x, dim)
+        correction = correction if unbiased is None else int(unbiased)
+        count = max_(math.prod(x.shape[d] for d in dim) - correction, 0)
+        return (x,), {"dim": dim, "keepdim": keepdim, "count": count}
+
+    def forward(m, x, *, dim, keepdim, count):
+        centred = x - m.mean(x, dim, True)
+        return m.sum(centred * centred, dim, keepdim) / x.dtype.type(count)
+
+    def vjp_x(m, g, x, dim, keepdim, count):
+        return (
+            _over(m, g, x.shape, dim, keepdim)
+            * (x - m.mean(x, dim, True))
+            * (2.0 / count if count else math.nan)
+        )
+
+
+@op(policy=NOT_LISTED)
+class ones_like:
+    """Ones in the shape and dtype of x."""
+
+    def forward(m, x):
+        return m.ones_like(x)
+
+    def vjp_x(m, g):
+        return g * 0.0
+
+
+@op(policy=NOT_LISTED)
+class amax:
+    """Largest value over dim; equal maxima share the gradient. nan wins."""
+
+    def call(x, dim=None, keepdim=False):
+        if not x.numel():
+            raise RuntimeError(
+                f"amax: the maximum of a tensor of shape {x.shape}, which holds nothing, does not exist"
+            )
+        return (x,), {"dim": dims_of("amax", x, dim), "keepdim": keepdim}
+
+    def forward(m, x, *, dim, keepdim):
+        return m.amax(x, dim, keepdim)
+
+    def vjp_x(m, g, x, y, dim, keepdim):
+        best = x == _over(m, y, x.shape, dim, keepdim)
+        share = m.where(best, m.ones_like(x), m.zeros_like(x))
+        return _over(m, g, x.shape, dim, keepdim) * share / m.sum(share, dim, True)
+
+
+@op(policy=NOT_LISTED)
+class argmax:
+    """Position of the largest value over dim, int64 (in the flattened tensor without dim)."""
+
+    def call(x, dim=None, keepdim=False):
+        if not x.numel():
+            raise RuntimeError(f"argmax: a tensor of shape {x.shape} holds nothing")
+        return (x,), {"dim": dim, "keepdim": keepdim}
+
+    def forward(m, x, *, dim, keepdim):
+        return m.argmax(x, dim, keepdim)
+
+
+@op(policy=NOT_LISTED)
+class argmin:
+    """Position of the smallest value over dim, int64 (in the flattened tensor without dim)."""
+
+    def call(x, dim=None, keepdim=False):
+        if not x.numel():
+            raise RuntimeError(f"argmin: a tensor of shape {x.shape} holds nothing")
+        return (x,), {"dim": dim, "keepdim": keepdim}
+
+    def forward(m, x, *, dim, keepdim):
+        return m.argmax(-x, dim, keepdim)
+
+
+@op(policy=NOT_LISTED)
+class all:
+    """True where every value over dim is non-zero."""
+
+    def call(x, dim=None, keepdim=False):
+        return (x,), {"dim": dims_of("all", x, dim), "keepdim": keepdim}
+
+    def forward(m, x, *, dim, keepdim):
+        return (x != 0).all(axis=dim, keepdims=keepdim)
+
+
+@op(policy=NOT_LISTED)
+class any:
+    """True where some value over dim is non-zero."""
+
+    def call(x, dim=None, keepdim=False):
+        return (x,), {"dim": dims_of("any", x, dim), "keepdim": keepdim}
+
+    def forward(m, x, *, dim, keepdim):
+        return (x != 0).any(axis=dim, keepdims=keepdim)
+
+
+# ---------------------------------------------------------------------- max and min: values and positions, as torch returns them
+
+Extreme = namedtuple("Extreme", ["values", "indices"])
+
+
+def _extreme(x, dim, keepdim, position):
+    at = position(x, dim, True)
+    values = gather(x, dim, at)
+    return Extreme(values, at) if keepdim else Extreme(squeeze(values, dim), squeeze(at, dim))
+
+
+@composite
+def max(x, dim=None, keepdim=False):
+    """Largest value; with dim: (values, indices), the gradient going to the first; with a tensor: the larger of the two."""
+    if isinstance(dim, Tensor):
+        return maximum(x, dim)
+    return amax(x) if dim is None else _extreme(x, dim, keepdim, argmax)
+
+
+@composite
+def min(x, dim=None, keepdim=False):
+    """Smallest value; with dim: (values, indices), the gradient going to the first; with a tensor: the smaller of the two."""
+    if isinstance(dim, Tensor):
+        return minimum(x, dim)
+    return amin(x) if dim is None else _extreme(x, dim, keepdim, argmin)
+
+
+@composite
+def amin(x, dim=None, keepdim=False):
+    """Smallest value over dim; equal minima share the gradient."""
+    return neg(amax(neg(x), dim, keepdim))

@@ -1,0 +1,275 @@
+"""Ops that move values and compute nothing: shapes, slices, joins, and dropout's mask."""
+
+import math
+
+import numpy as np
+
+from minamp.create import generator
+from minamp.op import NOT_LISTED, composite, op
+from minamp.tensor import Tensor, plain_key
+
+
+def _sizes(sizes):
+    return tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], tuple | list) else tuple(sizes)
+
+
+def dim_of(name, x, dim):
+    """`dim` as a non-negative int; IndexError names the op."""
+    if not -max(x.ndim, 1) <= dim < max(x.ndim, 1):
+        raise IndexError(f"{name}: dim {dim} is out of range for a tensor of shape {x.shape}")
+    return dim % max(x.ndim, 1)
+
+
+# --------------------------------------------------------------------------------------------------------------------- shapes
+
+
+@op(policy=NOT_LISTED, moves=True, view=True)
+class reshape:
+    """x in another shape with as many elements; one size may be -1."""
+
+    def call(x, *shape):
+        shape = _sizes(shape)
+        known = math.prod(n for n in shape if n != -1)
+        if shape.count(-1) > 1 or (x.numel() % max(known, 1) if -1 in shape else known != x.numel()):
+            raise RuntimeError(f"reshape: shape {shape} does not hold the {x.numel()} elements of {x.shape}")
+        return (x,), {"shape": shape}
+
+    def forward(m, x, *, shape):
+        return m.reshape(x, shape)
+
+    def vjp_x(m, g, x_shape):
+        return m.reshape(g, x_shape)
+
+
+@op(policy=NOT_LISTED, moves=True, view=True)
+class permute:
+    """x with its dimensions in the order of `dims`."""
+
+    def call(x, *dims):
+        dims = tuple(dim_of("permute", x, d) for d in _sizes(dims))
+        if sorted(dims) != list(range(x.ndim)):
+            raise RuntimeError(
+                f"permute: dims {dims} must name each of the {x.ndim} dimensions of {x.shape} once"
+            )
+        return (x,), {"dims": dims}
+
+    def forward(m, x, *, dims):
+        return m.permute(x, dims)
+
+    def vjp_x(m, g, dims):
+        return m.permute(g, tuple(dims.index(i) for i in range(len(dims))))
+
+
+@op(policy=NOT_LISTED, moves=True, view=True)
+class expand:
+    """x with dimensions of size 1 repeated to `shape` (-1 keeps a size), without copying."""
+
+    def call(x, *shape):
+        shape = _sizes(shape)
+        lead = len(shape) - x.ndim
+        full = tuple(x.shape[i - lead] if n == -1 and i >= lead else n for i, n in enumerate(shape))
+        if lead < 0 or builtins_any(a not in (1, b) for a, b in zip(x.shape, full[lead:], strict=True)):
+            raise RuntimeError(f"expand: {x.shape} can't be repeated to {shape}: sizes must be equal or 1")
+        return (x,), {"shape": full}
+
+    def forward(m, x, *, shape):
+        return m.expand(x, shape)
+
+    def vjp_x(m, g):
+        return g  # the sum over the repeated dimensions is done for every op
+
+
+builtins_any = any
+
+
+@op(policy=NOT_LISTED)
+class sum_to:
+    """x summed down to `shape`: what undoes a broadcast."""
+
+    def call(x, shape):
+        return (x,), {"shape": shape}
+
+    def forward(m, x, *, shape):
+        return m.sum_to(x, shape)
+
+    def vjp_x(m, g, x_shape):
+        return m.expand(g, x_shape)
+
+
+@composite
+def view(x, *shape):
+    """reshape under torch's other name."""
+    return reshape(x, *shape)
+
+
+@composite
+def flatten(x, start_dim=0, end_dim=-1):
+    """Dimensions start_dim..end_dim as one."""
+    first, last = dim_of("flatten", x, start_dim), dim_of("flatten", x, end_dim)
+    if first > last:
+        raise RuntimeError(f"flatten: start_dim {start_dim} comes after end_dim {end_dim}")
+    return reshape(x, (*x.shape[:first], math.prod(x.shape[first : last + 1]), *x.shape[last + 1 :]))
+
+
+@composite
+def transpose(x, dim0, dim1):
+    """x with two dimensions swapped."""
+    dims = list(range(x.ndim))
+    a, b = dim_of("transpose", x, dim0), dim_of("transpose", x, dim1)
+    dims[a], dims[b] = b, a
+    return permute(x, dims)
+
+
+@composite
+def mT(x):
+    """x with its last two dimensions swapped."""
+    return transpose(x, -1, -2)
+
+
+@composite
+def t(x):
+    """A matrix transposed; vectors and numbers as they are."""
+    if x.ndim > 2:
+        raise RuntimeError(
+            f"t() is for matrices, this tensor has shape {x.shape}: use x.mT or x.permute(...)"
+        )
+    return x if x.ndim < 2 else transpose(x, 0, 1)
+
+
+@composite
+def squeeze(x, dim=None):
+    """x without its dimensions of size 1 (all, or `dim` if it has size 1)."""
+    drop = range(x.ndim) if dim is None else [dim_of("squeeze", x, dim)]
+    return reshape(x, tuple(n for i, n in enumerate(x.shape) if not (i in drop and n == 1)))
+
+
+@composite
+def unsqueeze(x, dim):
+    """x with a new dimension of size 1 at `dim`."""
+    if not -x.ndim - 1 <= dim <= x.ndim:
+        raise IndexError(f"unsqueeze: dim {dim} is out of range for a tensor of shape {x.shape}")
+    dim %= x.ndim + 1
+    return reshape(x, (*x.shape[:dim], 1, *x.shape[dim:]))
+
+
+# ------------------------------------------------------------------------------------------------------------ joins and picks
+
+
+@op(policy=NOT_LISTED, mixed="promote", moves=True)
+class cat:
+    """Tensors joined along `dim`; different float dtypes promote, as in torch."""
+
+    def call(tensors, dim=0):
+        tensors = tuple(tensors)
+        if not tensors:
+            raise RuntimeError("cat: needs at least one tensor")
+        return tensors, {"dim": dim_of("cat", tensors[0], dim)}
+
+    def forward(m, *xs, dim):
+        widest = {x.dtype for x in xs}
+        return m.cat(xs if len(widest) == 1 else [m.widen(x) for x in xs], dim)
+
+    def vjp_xs(m, g, i, xs_shape, dim):
+        start = sum_sizes(xs_shape[:i], dim)
+        key = (slice(None),) * dim + (slice(start, start + xs_shape[i][dim]),)
+        return m.index(g, key)
+
+
+def sum_sizes(shapes, dim):
+    return builtins_sum(s[dim] for s in shapes)
+
+
+builtins_sum = sum
+
+
+@composite
+def stack(tensors, dim=0):
+    """Tensors of one shape joined along a new dimension."""
+    return cat([unsqueeze(x, dim) for x in tensors], dim)
+
+
+@op(policy=NOT_LISTED, moves=True, view=True)
+class index:
+    """x[key] with ints, slices, None, Ellipsis, integer and bool arrays or tensors."""
+
+    def call(x, key):
+        return (x,), {"key": plain_key(key)}
+
+    def forward(m, x, *, key):
+        return m.index(x, key)
+
+    def vjp_x(m, g, x_shape, key):
+        return m.index_grad(g, key, x_shape)
+
+
+@op(policy=NOT_LISTED)
+class index_grad:
+    """Zeros of `shape` with g added at `key`; repeated positions add up in float32."""
+
+    def call(g, key, shape):
+        return (g,), {"key": plain_key(key), "shape": shape}
+
+    def forward(m, g, *, key, shape):
+        return m.index_grad(g, key, shape)
+
+    def vjp_g(m, g, key):
+        return m.index(g, key)
+
+
+@op(policy=NOT_LISTED, moves=True)
+class gather:
+    """x picked along `dim` at the positions in `index` (integers, as many dimensions as x)."""
+
+    def call(x, dim, index):
+        return (x,), {
+            "dim": dim_of("gather", x, dim),
+            "at": index._data if isinstance(index, Tensor) else np.asarray(index),
+        }
+
+    def forward(m, x, *, dim, at):
+        return m.gather(x, dim, at)
+
+    def vjp_x(m, g, x_shape, dim, at):
+        return m.gather_grad(g, dim, at, x_shape)
+
+
+@op(policy=NOT_LISTED)
+class gather_grad:
+    """Zeros of `shape` with g added where gather read; repeated positions add up in float32."""
+
+    def call(g, dim, at, shape):
+        return (g,), {"dim": dim, "at": at, "shape": shape}
+
+    def forward(m, g, *, dim, at, shape):
+        return m.gather_grad(g, dim, at, shape)
+
+    def vjp_g(m, g, dim, at):
+        return m.gather(g, dim, at)
+
+
+# -------------------------------------------------------------------------------------------------------------------- dropout
+
+
+@op(policy=NOT_LISTED)
+class masked_scale:
+    """x * scale where mask holds, 0 elsewhere: dropout once its mask is drawn."""
+
+    def call(x, mask, scale):
+        return (x,), {"mask": mask, "scale": scale}
+
+    def forward(m, x, *, mask, scale):
+        return x * mask * scale
+
+    def vjp_x(m, g, mask, scale):
+        return g * mask * scale
+
+
+@composite
+def dropout(x, p=0.5, training=True):
+    """Zero each value with probability p and scale the rest by 1/(1-p) (Srivastava et al., 2014); the identity in evaluation."""
+    if not 0 <= p <= 1:
+        raise ValueError(f"dropout: p must lie in [0, 1], got {p}")
+    if not training or p == 0:
+        return x
+    mask = generator().random(x.shape, np.float32) >= p
+    return masked_scale(x, mask, 1 / (1 - p) if p < 1 else 0.0)

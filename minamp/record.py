@@ -1,0 +1,154 @@
+"""The record: how tensors were made, and the walk back over it. Also where recording is switched on and off.
+
+An op that runs while gradients are recorded gives its output a `Node`: which op, its attributes, an edge to the node of every
+input that needs a gradient, and the few arrays its gradient needs. `run_backward` walks these nodes from the last made to the
+first. Nothing here knows what a Tensor is.
+"""
+
+import functools
+import heapq
+import itertools
+import threading
+
+from minamp.backends import quiet
+from minamp.formats import is_half, round_to
+
+observers = []  # functions f(phase, op, inputs, output) that see every op, forward and backward; see observe
+_counter = itertools.count()
+
+
+class _GradMode(threading.local):
+    enabled = True
+
+
+grad_mode = _GradMode()
+
+
+def is_grad_enabled():
+    """True where ops are recorded for backward (thread-local)."""
+    return grad_mode.enabled
+
+
+class set_grad_enabled:
+    """Context manager or decorator that switches recording on or off in this thread, as torch.set_grad_enabled."""
+
+    def __init__(self, mode):
+        self.mode, self.saved = bool(mode), []
+
+    def __enter__(self):
+        self.saved.append(grad_mode.enabled)
+        grad_mode.enabled = self.mode
+
+    def __exit__(self, *_):
+        grad_mode.enabled = self.saved.pop()
+
+    def __call__(self, function):
+        @functools.wraps(function)
+        def wrapped(*args, **kwargs):
+            with set_grad_enabled(self.mode):
+                return function(*args, **kwargs)
+
+        return wrapped
+
+
+class no_grad(set_grad_enabled):
+    """Nothing inside is recorded. Context manager or decorator, as torch.no_grad."""
+
+    def __init__(self):
+        super().__init__(False)
+
+
+class enable_grad(set_grad_enabled):
+    """Recording on again inside a no_grad block, as torch.enable_grad."""
+
+    def __init__(self):
+        super().__init__(True)
+
+
+class Node:
+    """How a tensor was made. A leaf that wants a gradient has a Node too, with op None and `leaf` set."""
+
+    __slots__ = ("op", "attrs", "edges", "metas", "saved", "dtype", "order", "leaf", "hooks", "__weakref__")
+
+    def __init__(self, op, attrs, edges, metas, saved, dtype, leaf=None):
+        self.op = op  # what made the tensor, None for a leaf
+        self.attrs = attrs  # keyword arguments of the op
+        self.edges = edges  # per argument: the Node its gradient goes to, or None
+        self.metas = metas  # per argument: (shape, dtype) of the tensor, or None
+        self.saved = saved  # what the gradient needs (op.py); FREED after a backward
+        self.dtype = dtype  # the tensor's dtype: gradients are passed on in it
+        self.order = next(_counter)  # inputs are made before outputs, so this is a topological order
+        self.leaf = leaf
+        self.hooks = None  # functions gradient -> gradient or None
+
+    def __lt__(self, other):  # heapq pops the smallest: the node made last
+        return self.order > other.order
+
+
+FREED = object()
+
+
+def leaf_node(tensor):
+    """The Node of a tensor that was not made by an op but wants a gradient."""
+    return Node(None, None, (), (), None, tensor.dtype, leaf=tensor)
+
+
+@quiet
+def run_backward(roots, gradients, retain_graph=False, create_graph=False, wanted=None):
+    """Walk the record from `roots` (Nodes) with their `gradients`, last made first, and add into the leaves' .grad.
+
+    Gradients travel as float32 (float64) arrays whose values lie on the grid of the tensor they belong to; with
+    create_graph they travel as Tensors. A tensor used several times gets the float32 sum of its gradients, rounded
+    once when it is passed on; through a cast the sum goes unrounded. With `wanted` (a list of Nodes), their gradients are
+    returned in order (None where the record does not lead) and no .grad is touched.
+    """
+    pending, heap = {}, []
+    captured = dict.fromkeys(wanted or ())
+
+    def give(node, g):
+        if node not in pending:
+            pending[node] = [g, 1]
+            heapq.heappush(heap, node)
+        else:
+            entry = pending[node]
+            entry[0], entry[1] = entry[0] + g, entry[1] + 1
+
+    for node, g in zip(roots, gradients, strict=True):
+        give(node, g)
+    while heap:
+        node = heapq.heappop(heap)
+        g, count = pending.pop(node)
+        is_cast = node.op is not None and node.op.is_cast
+        if count > 1 and is_half(node.dtype) and not is_cast and not create_graph:
+            g = round_to(g, node.dtype)
+        for hook in node.hooks or ():
+            g = hook(g)
+        if node in captured:
+            captured[node] = g
+        if node.op is None:
+            if wanted is None:
+                node.leaf._accumulate(g)
+            continue
+        for edge, gx in node.op.pull(node, g, create_graph):
+            give(edge, gx)
+        if not (retain_graph or create_graph):
+            node.op.free(node)  # frees as it goes
+    return [captured[node] for node in wanted or ()]
+
+
+class observe:
+    """Context manager: `function(phase, op, inputs, output)` sees every op that runs inside.
+
+    phase 'forward': inputs are the op's arguments, output its Tensor. phase 'backward': inputs are (incoming gradient, Node,
+    argument number), output the gradient array for that argument.
+    """
+
+    def __init__(self, function):
+        self.function = function
+
+    def __enter__(self):
+        observers.append(self.function)
+        return self
+
+    def __exit__(self, *_):
+        observers.remove(self.function)

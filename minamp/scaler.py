@@ -1,0 +1,316 @@
+"""GradScaler: keep small half gradients above the flush threshold by scaling the loss, and find the scale as training goes.
+
+The whole algorithm, once per iteration:
+
+    loss * scale -> backward             every gradient arrives multiplied by scale
+    unscale_:  grad *= 1 / scale         in float32; found_inf = any gradient not finite
+    step:      found_inf ? skip : optimizer.step()
+    update:    found_inf ? scale *= backoff_factor, good = 0
+               else good += 1, and at growth_interval good steps in a row scale *= growth_factor, good = 0
+
+Micikevicius et al., "Mixed Precision Training", 2018, section 3.2, with the dynamic rule of PyTorch's GradScaler.
+"""
+
+import inspect
+from enum import Enum
+
+import numpy as np
+
+from minamp import backends
+from minamp.formats import float32
+from minamp.tensor import Tensor
+
+
+class Stage(Enum):
+    """Where one optimizer stands between two calls of update()."""
+
+    READY = 0
+    UNSCALED = 1
+    STEPPED = 2
+
+
+class GradScaler:
+    """Dynamic loss scaling, as torch.amp.GradScaler.
+
+    device: accepted and without effect, scalers are live everywhere. init_scale, growth_factor (> 1), backoff_factor (< 1),
+    growth_interval (good steps before the scale grows). enabled=False makes every method a plain pass-through.
+    AssertionError for factors on the wrong side of 1.
+    """
+
+    def __init__(
+        self,
+        device="cuda",
+        init_scale=2.0**16,
+        growth_factor=2.0,
+        backoff_factor=0.5,
+        growth_interval=2000,
+        enabled=True,
+    ):
+        self._device, self._enabled = device, bool(enabled)
+        if not enabled:
+            return
+        assert growth_factor > 1.0, f"GradScaler: growth_factor must be greater than 1, got {growth_factor}"
+        assert backoff_factor < 1.0, f"GradScaler: backoff_factor must be less than 1, got {backoff_factor}"
+        self._init_scale = init_scale
+        self._scale = (
+            None  # a 0-dim float32 Tensor from the first scale() on, so that scale * loss stays in the graph
+        )
+        self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
+        self._growth_interval, self._growth_tracker = growth_interval, 0
+        self._records = {}  # id(optimizer) -> [optimizer, Stage, found_inf or None]
+
+    # -- the loss
+
+    def scale(self, outputs):
+        """outputs * scale; a Tensor, or tuples and lists of them, nested.
+
+        A float16 loss with dimensions stays float16 and overflows; a 0-dim one becomes float32, as in PyTorch.
+        ValueError for anything else.
+        """
+        if not self._enabled:
+            return outputs
+        if isinstance(outputs, Tensor):
+            if self._scale is None:
+                self._scale = Tensor(np.asarray(self._init_scale, float32))
+            return outputs * self._scale
+        if isinstance(outputs, list | tuple):
+            return type(outputs)(self.scale(x) for x in outputs)
+        if hasattr(outputs, "__iter__"):
+            return map(self.scale, outputs)
+        raise ValueError(
+            f"scale: outputs must be a Tensor or nested lists and tuples of them, got {type(outputs).__name__}"
+        )
+
+    # -- one optimizer's gradients
+
+    def unscale_(self, optimizer):
+        """Divide the optimizer's gradients by the scale, in place and in float32, and note whether any is not finite.
+
+        Call it before clipping. Called by step() otherwise. RuntimeError the second time before update() or after step();
+        ValueError for float16 gradients (nothing is changed then), unless the optimizer holds float32 master weights.
+        """
+        if not self._enabled:
+            return
+        self._need_scale("unscale_")
+        record = self._record(optimizer)
+        if record[1] is Stage.UNSCALED:
+            raise RuntimeError(
+                "unscale_() has already been called on this optimizer since the last update(): call it once per step"
+            )
+        if record[1] is Stage.STEPPED:
+            raise RuntimeError(
+                "unscale_() is being called after step(): call it before, so that step() uses unscaled gradients"
+            )
+        record[2] = self._unscale(
+            optimizer, float(1.0 / float(self._scale._data)) if self._scale._data else float("inf")
+        )
+        record[1] = Stage.UNSCALED
+
+    @backends.quiet  # the float32 inverse of a vanishing scale is inf
+    def _unscale(self, optimizer, inverse, allow_half=False):
+        """Multiply every gradient by `inverse`; 1.0 if one was or became non-finite, 0.0 if none, None if there was none."""
+        gradients = []
+        for owner in self._owners(optimizer):
+            if owner.grad is None:
+                continue
+            if owner.grad.dtype == np.float16 and not allow_half:
+                raise ValueError(
+                    "unscale_: float16 gradients can't be unscaled in half without losing them: keep the weights in float32 "
+                    "and run the forward under autocast, or give the optimizer master_weights=True"
+                )
+            gradients.append(owner.grad)
+        if not gradients:
+            return None
+        found = 0.0
+        inverse = float(np.float32(inverse))
+        for g in gradients:
+            module = backends.of(g._data)
+            if module.unscale(g._data, inverse):
+                found = 1.0
+            g._version[0] += 1
+        return found
+
+    @staticmethod
+    def _owners(optimizer):
+        """The tensors whose .grad step() will use: float32 masters where the optimizer has them, the parameters elsewhere."""
+        if hasattr(optimizer, "master_params"):
+            return optimizer.master_params()
+        return (p for group in optimizer.param_groups for p in group["params"])
+
+    # -- the step
+
+    def step(self, optimizer, *args, **kwargs):
+        """optimizer.step(*args, **kwargs) if every gradient is finite; its return value then, None if the step is skipped.
+
+        Unscales first if that was not done. minamp's optimizers return True from a step, so None means skipped.
+        RuntimeError for a second step before update() and for a closure; AssertionError before any scale() or when no parameter
+        of the optimizer has a gradient.
+        """
+        if not self._enabled:
+            return optimizer.step(*args, **kwargs)
+        if "closure" in kwargs or any(callable(a) for a in args):
+            raise RuntimeError(
+                "step: a closure can't be used with GradScaler, its losses would not be scaled: call step(optimizer) without one"
+            )
+        self._need_scale("step")
+        record = self._record(optimizer)
+        if record[1] is Stage.STEPPED:
+            raise RuntimeError(
+                "step() has already been called on this optimizer since the last update(): call update() after each step"
+            )
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
+            answer = self._step_scaled(optimizer, record, args, kwargs)
+        else:
+            if record[1] is Stage.READY:
+                self.unscale_(optimizer)
+            if record[2] is None:
+                raise AssertionError(
+                    f"step: no parameter of this {type(optimizer).__name__} has a gradient, so nothing was checked for inf: "
+                    "was its loss part of backward(), and are its parameters the model's?"
+                )
+            answer = None if record[2] else optimizer.step(*args, **kwargs)
+        record[1] = Stage.STEPPED
+        return answer
+
+    def _step_scaled(self, optimizer, record, args, kwargs):
+        """The protocol of optimizers that unscale and skip by themselves (_step_supports_amp_scaling)."""
+        if "grad_scaler" in inspect.signature(optimizer.step).parameters:
+            return optimizer.step(*args, grad_scaler=self, **kwargs)
+        own = getattr(optimizer, "grad_scale", None)
+        if record[1] is Stage.READY:
+            record[2] = self._unscale(optimizer, 1.0, allow_half=True)
+            scale = self._scale._data if own is None else self._scale._data * own._data
+            optimizer.grad_scale = Tensor(np.asarray(scale, float32))
+        else:
+            optimizer.grad_scale = own
+        optimizer.found_inf = Tensor(np.asarray(record[2] or 0.0, float32))
+        try:
+            return optimizer.step(*args, **kwargs)
+        finally:
+            del optimizer.grad_scale, optimizer.found_inf
+
+    # -- the scale
+
+    def update(self, new_scale=None):
+        """Shrink the scale if any optimizer met a non-finite gradient since the last update, else count towards growth.
+
+        new_scale (number or one-element Tensor without grad) sets the scale instead and leaves the count alone.
+        AssertionError before any scale(), or if no optimizer was checked.
+        """
+        if not self._enabled:
+            return
+        self._need_scale("update")
+        if new_scale is not None:
+            self._set_scale(new_scale)
+        else:
+            found = [r[2] for r in self._records.values() if r[2] is not None]
+            if not found:
+                raise AssertionError(
+                    "update: no optimizer was stepped or unscaled since the last update: call step(optimizer) first"
+                )
+            self._adjust(any(found))
+        self._records = {}
+
+    def _adjust(self, found_inf):
+        # The product is formed in double and rounded once to float32.
+        scale = float(self._scale._data)
+        if found_inf:
+            scale, self._growth_tracker = scale * self._backoff_factor, 0
+        else:
+            self._growth_tracker += 1
+            # >= and not ==, so that an interval lowered below the count still grows
+            if self._growth_tracker >= self._growth_interval:
+                grown = scale * self._growth_factor
+                scale, self._growth_tracker = (grown if grown <= float(np.finfo(float32).max) else scale), 0
+        self._scale = Tensor(np.asarray(scale, float32))
+
+    def _set_scale(self, new_scale):
+        if isinstance(new_scale, Tensor):
+            if new_scale.numel() != 1 or new_scale.requires_grad:
+                raise AssertionError(
+                    f"update: new_scale must be a number or a Tensor with one element and no grad, got shape {new_scale.shape}, "
+                    f"requires_grad={new_scale.requires_grad}"
+                )
+            new_scale = new_scale.item()
+        self._scale = Tensor(np.asarray(new_scale, float32))
+
+    # -- looking and setting
+
+    def get_scale(self):
+        """The scale as a Python float; 1.0 if disabled."""
+        if not self._enabled:
+            return 1.0
+        return self._init_scale if self._scale is None else float(self._scale._data)
+
+    def get_growth_factor(self):
+        return self._growth_factor
+
+    def set_growth_factor(self, new_factor):
+        self._growth_factor = new_factor
+
+    def get_backoff_factor(self):
+        return self._backoff_factor
+
+    def set_backoff_factor(self, new_factor):
+        self._backoff_factor = new_factor
+
+    def get_growth_interval(self):
+        return self._growth_interval
+
+    def set_growth_interval(self, new_interval):
+        self._growth_interval = new_interval
+
+    def is_enabled(self):
+        return self._enabled
+
+    def _get_growth_tracker(self):
+        return self._growth_tracker if self._enabled else 0
+
+    # -- saving
+
+    def state_dict(self):
+        """scale, factors, interval and count; {} if disabled. Take it after update()."""
+        if not self._enabled:
+            return {}
+        return {
+            "scale": self.get_scale(),
+            "growth_factor": self._growth_factor,
+            "backoff_factor": self._backoff_factor,
+            "growth_interval": self._growth_interval,
+            "_growth_tracker": self._growth_tracker,
+        }
+
+    def load_state_dict(self, state_dict):
+        """Take over what state_dict() gave. RuntimeError for the empty state of a disabled scaler."""
+        if not self._enabled:
+            return
+        if not state_dict:
+            raise RuntimeError("load_state_dict: the state is empty: it was saved from a disabled scaler")
+        # read everything before writing anything, so that a missing key changes nothing
+        keys = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
+        scale, growth, backoff, interval, tracker = (state_dict[k] for k in keys)
+        self._init_scale, self._growth_factor, self._backoff_factor = scale, growth, backoff
+        self._growth_interval, self._growth_tracker = interval, tracker
+        if self._scale is not None:
+            self._scale = Tensor(np.asarray(scale, float32))
+
+    def __getstate__(self):
+        state = self.__dict__.copy()
+        if self._enabled:
+            if self._records:
+                raise AssertionError(
+                    "pickling a GradScaler between unscale_() and update() would lose what was checked: pickle it after update()"
+                )
+            state["_init_scale"], state["_scale"] = self.get_scale(), None
+        return state
+
+    # -- inside
+
+    def _record(self, optimizer):
+        return self._records.setdefault(id(optimizer), [optimizer, Stage.READY, None])
+
+    def _need_scale(self, method):
+        if self._scale is None:
+            raise AssertionError(
+                f"{method}: the scale is not there yet: call scaler.scale(loss).backward() first"
+            )

@@ -1,0 +1,478 @@
+"""Tensor = data + grad + how it was made.
+
+Every operator and method below that computes is one op, found by its name in `OPS`: `+` is OPS["add"], declared in
+minamp/ops/elementwise.py.
+"""
+
+import weakref
+
+import numpy as np
+
+from minamp import backends
+from minamp.formats import bfloat16, float16, float32, float64, is_floating, is_half, narrow, widen
+from minamp.record import grad_mode, leaf_node, run_backward
+
+OPS = {}  # every op, and every function made of ops, by its name; @op and @composite in minamp/op.py fill it
+
+
+def _method(name):
+    """The Tensor method that is the op `name`, declared with @op in minamp/ops/."""
+
+    def method(self, *args, **kwargs):
+        return OPS[name](self, *args, **kwargs)
+
+    method.__name__ = method.__qualname__ = name
+    method.__doc__ = f"The op `{name}`, see minamp.{name}."
+    return method
+
+
+def _reflected(name):
+    def method(self, other):
+        return OPS[name](other, self)
+
+    return method
+
+
+def _inplace(name):
+    """x.op_(...): the op's result is written into x's memory. Never autocast, as in PyTorch."""
+
+    def method(self, *args, **kwargs):
+        self._write(OPS[name].plain(self, *args, **kwargs), name + "_")
+        return self
+
+    method.__name__ = method.__qualname__ = name + "_"
+    method.__doc__ = (
+        f"In-place `{name}`: writes into this tensor's memory, keeps its dtype, is never autocast."
+    )
+    return method
+
+
+class Tensor:
+    """An array (`data`) that can remember how it was made and carry a gradient (`grad`, a Tensor).
+
+    data: NumPy array, wrapped without a copy (use minamp.tensor to copy). requires_grad needs a floating dtype.
+    Raises RuntimeError for requires_grad on integers.
+    """
+
+    __slots__ = ("_data", "_grad", "_node", "_version", "_is_view", "_keeps_grad", "__weakref__", "__dict__")
+    __array_priority__ = 1000  # ndarray + Tensor comes to Tensor.__radd__
+
+    def __init__(self, data, requires_grad=False):
+        self._data = data if isinstance(data, np.ndarray) else np.asarray(data)
+        self._grad = self._node = None
+        self._version = [0]  # counts in-place writes; views share it with their base
+        self._is_view = self._keeps_grad = False
+        if requires_grad:
+            self.requires_grad = True
+
+    # -- what it holds
+
+    @property
+    def data(self):
+        """The array itself. Assigning a new one counts as an in-place write."""
+        return self._data
+
+    @data.setter
+    def data(self, array):
+        array = array._data if isinstance(array, Tensor) else np.asarray(array)
+        self._data = array
+        self._version[0] += 1
+
+    @property
+    def grad(self):
+        """The gradient, a Tensor of this tensor's dtype and shape, or None."""
+        return self._grad
+
+    @grad.setter
+    def grad(self, value):
+        if value is not None:
+            if not isinstance(value, Tensor):
+                raise TypeError(
+                    f"grad must be a Tensor or None, got {type(value).__name__}: wrap it in minamp.tensor(...)"
+                )
+            if value.shape != self.shape or value.dtype != self.dtype:
+                raise RuntimeError(
+                    f"grad of a {self.dtype} tensor of shape {self.shape} can't be {value.dtype} of shape {value.shape}: "
+                    "give a gradient of the same dtype and shape"
+                )
+        self._grad = value
+
+    dtype = property(lambda self: self._data.dtype, doc="Storage format, a NumPy dtype.")
+    shape = property(lambda self: self._data.shape, doc="Tuple of ints.")
+    ndim = property(lambda self: self._data.ndim)
+    itemsize = property(lambda self: self._data.itemsize)
+    nbytes = property(lambda self: self._data.nbytes)
+    device = property(
+        lambda self: backends.Device(backends.of(self._data).name), doc="Where the array lives."
+    )
+    is_leaf = property(lambda self: self._node is None or self._node.op is None)
+    grad_fn = property(
+        lambda self: None if self.is_leaf else self._node, doc="The Node that made it, None for a leaf."
+    )
+    T = property(lambda self: self.permute(*reversed(range(self.ndim))), doc="All dimensions reversed.")
+    mT = property(lambda self: OPS["transpose"](self, -1, -2), doc="The last two dimensions swapped.")
+
+    @property
+    def requires_grad(self):
+        return self._node is not None
+
+    @requires_grad.setter
+    def requires_grad(self, value):
+        if not self.is_leaf:
+            if value:
+                return
+            raise RuntimeError("requires_grad can only be switched off on a leaf: use x.detach()")
+        if value and not is_floating(self.dtype):
+            raise RuntimeError(
+                f"only floating tensors can require gradients, this one is {self.dtype}: use x.float()"
+            )
+        self._node = (self._node or leaf_node(self)) if value else None
+
+    def requires_grad_(self, requires_grad=True):
+        self.requires_grad = requires_grad
+        return self
+
+    def size(self, dim=None):
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self):
+        return self.ndim
+
+    def numel(self):
+        return self._data.size
+
+    def element_size(self):
+        return self._data.itemsize
+
+    def is_floating_point(self):
+        return is_floating(self.dtype)
+
+    def is_contiguous(self):
+        return self._data.flags.c_contiguous
+
+    def item(self):
+        """The one value as a Python number. RuntimeError if there is not exactly one."""
+        if self._data.size != 1:
+            raise RuntimeError(f"item() needs a tensor with one element, this one has shape {self.shape}")
+        return self._data.item() if self._data.dtype != bfloat16 else float(self._data.reshape(()))
+
+    def tolist(self):
+        return widen(self._data).tolist() if self.dtype == bfloat16 else self._data.tolist()
+
+    def numpy(self):
+        """The array, sharing memory. RuntimeError while gradients are recorded: use x.detach().numpy()."""
+        if self.requires_grad:
+            raise RuntimeError(
+                "numpy() on a tensor that requires grad would lose its history: use x.detach().numpy()"
+            )
+        return self._data
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.numpy(), dtype=dtype, copy=copy)
+
+    def __float__(self):
+        return float(self.item())
+
+    def __int__(self):
+        return int(self.item())
+
+    def __bool__(self):
+        if self._data.size != 1:
+            raise RuntimeError(
+                f"the truth of a tensor of shape {self.shape} is ambiguous: use .any() or .all()"
+            )
+        return bool(self.item())
+
+    def __index__(self):
+        return self._data.__index__()
+
+    def __len__(self):
+        if not self.ndim:
+            raise TypeError("len() of a 0-dim tensor")
+        return self.shape[0]
+
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
+
+    __hash__ = object.__hash__
+
+    def __repr__(self):
+        text = np.array2string(np.asarray(widen(self._data)), separator=", ", prefix="tensor(", precision=5)
+        tail = "" if self.dtype == float32 else f", dtype={self.dtype}"
+        if not self.is_leaf:
+            tail += f", grad_fn={self._node.op.name}"
+        elif self.requires_grad:
+            tail += ", requires_grad=True"
+        return f"tensor({text}{tail})"
+
+    # -- backward
+
+    def backward(self, gradient=None, retain_graph=False, create_graph=False):
+        """Add d(self)/d(leaf) into the .grad of every leaf this was made from.
+
+        gradient: Tensor of this shape, needed unless this has one element. RuntimeError for a tensor without history, a
+        non-scalar without gradient, a gradient of another shape, or a record that an earlier backward has freed.
+        """
+        run_backward([self._history()], [self._seed(gradient, create_graph)], retain_graph, create_graph)
+
+    def _history(self):
+        if self._node is None:
+            raise RuntimeError(
+                "backward on a tensor that requires no grad: nothing it was made from has requires_grad=True "
+                "(or it was made under no_grad)"
+            )
+        return self._node
+
+    def _seed(self, gradient, create_graph):
+        made_by = "a leaf" if self.is_leaf else f"the output of {self._node.op.name}"
+        if gradient is None:
+            if self._data.size != 1:
+                raise RuntimeError(
+                    f"backward starts from a scalar, but this is {made_by} with shape {self.shape}: "
+                    "reduce it (loss.sum(), loss.mean()) or pass gradient="
+                )
+            gradient = Tensor(np.ones_like(self._data))
+        elif gradient.shape != self.shape:
+            raise RuntimeError(
+                f"gradient has shape {gradient.shape}, but {made_by} has shape {self.shape}: give the same shape"
+            )
+        return gradient.to(self.dtype) if create_graph else widen(gradient.to(self.dtype)._data)
+
+    def _as_gradient(self, g):
+        """An arriving gradient (array, or Tensor under create_graph) as a Tensor of this tensor's dtype."""
+        if isinstance(g, Tensor):
+            return g.to(self.dtype)
+        return Tensor(narrow(g, self.dtype) if is_half(self.dtype) else np.array(g))
+
+    def _accumulate(self, g):
+        """Add an arriving gradient into .grad, in this tensor's dtype (the sum itself is float32)."""
+        if self._grad is None:
+            self._grad = self._as_gradient(g)
+        elif isinstance(g, Tensor):  # create_graph: .grad keeps its history
+            self._grad = self._grad + g.to(self.dtype)
+        else:
+            self._grad.data = (
+                narrow(widen(self._grad._data) + g, self.dtype)
+                if is_half(self.dtype)
+                else self._grad._data + g
+            )
+
+    def register_hook(self, hook):
+        """Call hook(gradient) when this tensor's gradient is known; what it returns (if not None) replaces it.
+
+        Returns a handle with remove(). RuntimeError if the tensor requires no grad.
+        """
+        hooks = self._add_hook(lambda g: _call_hook(hook, g, self.dtype))
+        return _HookHandle(hooks, hooks[-1])
+
+    def retain_grad(self):
+        """Keep .grad for a tensor that is not a leaf. RuntimeError if it requires no grad."""
+        if self.is_leaf or self._keeps_grad:
+            self._history()
+            return
+        self._keeps_grad, me = True, weakref.ref(self)
+
+        def keep(g):
+            tensor = me()
+            if tensor is not None:
+                tensor._accumulate(g)
+            return g
+
+        self._add_hook(keep)
+
+    def _add_hook(self, function):
+        node = self._history()
+        node.hooks = node.hooks or []
+        node.hooks.append(function)
+        return node.hooks
+
+    # -- history and copies
+
+    def detach(self):
+        """The same memory without history."""
+        out = Tensor(self._data)
+        out._version, out._is_view = self._version, True
+        return out
+
+    def detach_(self):
+        self._node = None
+        return self
+
+    def to(self, *args, dtype=None, device=None, copy=False, **_ignored):
+        """This tensor in another dtype and/or on another device: x.to(float16), x.to('cpu'), x.to(other).
+
+        A change of dtype is the op `to`, recorded like any other; no change returns x itself unless copy=True.
+        """
+        for a in args:
+            if isinstance(a, Tensor):
+                dtype, device = a.dtype, a.device
+            elif isinstance(a, str | backends.Device):
+                device = a
+            elif not isinstance(a, bool) and a is not None:
+                dtype = a
+        out = self if dtype is None or np.dtype(dtype) == self.dtype else OPS["to"](self, np.dtype(dtype))
+        if device is not None and backends.device_type(device) != out.device.type:
+            out = Tensor(backends.move(out._data, device))
+        return out.clone() if copy and out is self else out
+
+    def half(self):
+        return self.to(float16)
+
+    def bfloat16(self):
+        return self.to(bfloat16)
+
+    def float(self):
+        return self.to(float32)
+
+    def double(self):
+        return self.to(float64)
+
+    def long(self):
+        return self.to(np.dtype(np.int64))
+
+    def int(self):
+        return self.to(np.dtype(np.int32))
+
+    def bool(self):
+        return self.to(np.dtype(np.bool_))
+
+    def type_as(self, other):
+        return self.to(other.dtype)
+
+    def cpu(self):
+        return self.to("cpu")
+
+    def cuda(self, device="cuda"):
+        return self.to(device)
+
+    # -- in-place writes
+
+    def _write(self, result, name):
+        if grad_mode.enabled:
+            if self.requires_grad and self.is_leaf:
+                raise RuntimeError(
+                    f"{name}: in-place write to a leaf that requires grad: do it under minamp.no_grad()"
+                )
+            if self._is_view and (self.requires_grad or result.requires_grad):
+                raise RuntimeError(
+                    f"{name}: in-place write to a view inside the record: use the out-of-place op instead"
+                )
+        if result.shape != self.shape:
+            raise RuntimeError(
+                f"{name}: the result has shape {result.shape}, this tensor {self.shape}: use the out-of-place op"
+            )
+        if is_floating(result.dtype) and not is_floating(self.dtype):
+            raise RuntimeError(
+                f"{name}: result type {result.dtype} can't be written into a {self.dtype} tensor: use x.float() first"
+            )
+        if result.dtype != self.dtype:
+            result = OPS["to"].plain(result, self.dtype)
+        self._data[...] = result._data
+        self._version[0] += 1
+        if grad_mode.enabled and result.requires_grad:
+            self._node = result._node
+
+    def copy_(self, other):
+        other = other if isinstance(other, Tensor) else Tensor(np.asarray(other))
+        self._write(OPS["expand"].plain(other, self.shape), "copy_")
+        return self
+
+    def fill_(self, value):
+        return self.copy_(Tensor(np.full(self.shape, value, self.dtype)))
+
+    def zero_(self):
+        return self.fill_(0)
+
+    def __setitem__(self, key, value):
+        key = plain_key(key)
+        value = value if isinstance(value, Tensor) else Tensor(np.asarray(value, self.dtype))
+        if grad_mode.enabled and (self.requires_grad or value.requires_grad):
+            raise RuntimeError(
+                "x[key] = value inside the record is not supported: use minamp.where or cat, or no_grad()"
+            )
+        self._data[key] = value.to(self.dtype)._data
+        self._version[0] += 1
+
+    def __getitem__(self, key):
+        return OPS["index"](self, key)
+
+    # -- the ops. One line each: which op (and in which file of minamp/ops/ it is declared).
+
+    # elementwise.py
+    __add__, __radd__ = _method("add"), _reflected("add")
+    __sub__, __rsub__ = _method("sub"), _reflected("sub")
+    __mul__, __rmul__ = _method("mul"), _reflected("mul")
+    __truediv__, __rtruediv__ = _method("div"), _reflected("div")
+    __pow__, __rpow__ = _method("pow"), _reflected("pow")
+    __neg__, __abs__ = _method("neg"), _method("abs")
+    __eq__, __ne__ = _method("eq"), _method("ne")
+    __lt__, __le__, __gt__, __ge__ = _method("lt"), _method("le"), _method("gt"), _method("ge")
+    __iadd__ = add_ = _inplace("add")
+    __isub__ = sub_ = _inplace("sub")
+    __imul__ = mul_ = _inplace("mul")
+    __itruediv__ = div_ = _inplace("div")
+    __ipow__ = pow_ = _inplace("pow")
+    add, sub, mul, div, pow, neg = (_method(n) for n in ("add", "sub", "mul", "div", "pow", "neg"))
+    exp, log, sqrt, tanh, sigmoid, relu = (
+        _method(n) for n in ("exp", "log", "sqrt", "tanh", "sigmoid", "relu")
+    )
+    abs, square, isfinite, isnan, clone = (
+        _method(n) for n in ("abs", "square", "isfinite", "isnan", "clone")
+    )
+    # matmul.py
+    __matmul__, __rmatmul__ = _method("matmul"), _reflected("matmul")
+    matmul = _method("matmul")
+    # reduce.py
+    sum, mean, var, max, min, argmax = (_method(n) for n in ("sum", "mean", "var", "max", "min", "argmax"))
+    all, any = _method("all"), _method("any")
+    # normalize.py
+    softmax, log_softmax = _method("softmax"), _method("log_softmax")
+    # shape.py
+    reshape, transpose, permute, flatten = (
+        _method(n) for n in ("reshape", "transpose", "permute", "flatten")
+    )
+    view, expand, squeeze, unsqueeze, t = (
+        _method(n) for n in ("view", "expand", "squeeze", "unsqueeze", "t")
+    )
+
+
+class _HookHandle:
+    def __init__(self, hooks, hook):
+        self.hooks, self.hook = hooks, hook
+
+    def remove(self):
+        if self.hook in self.hooks:
+            self.hooks.remove(self.hook)
+
+
+def _call_hook(hook, g, dtype):
+    """Show the gradient to the user as a Tensor of the tensor's own dtype; go on with what comes back."""
+    shown = g if isinstance(g, Tensor) else Tensor(narrow(g, dtype) if is_half(dtype) else g)
+    answer = hook(shown)
+    if answer is None:
+        return g
+    return answer if isinstance(g, Tensor) else widen(answer.to(dtype)._data)
+
+
+def plain_key(key):
+    """An index with every Tensor in it replaced by its array."""
+    if isinstance(key, tuple):
+        return tuple(plain_key(k) for k in key)
+    return key._data if isinstance(key, Tensor) else key
+
+
+def tensor(data, dtype=None, requires_grad=False, device=None):
+    """A new Tensor holding a copy of `data` (numbers, nested lists, arrays).
+
+    Python floats become float32, ints int64, arrays keep their dtype, as in torch.tensor.
+    """
+    if isinstance(data, Tensor):
+        data = data._data
+    kept = isinstance(data, np.ndarray | np.generic)
+    array = np.array(data)
+    if dtype is None and not kept and array.dtype == float64:
+        dtype = float32
+    out = Tensor(array) if dtype is None else Tensor(array).to(np.dtype(dtype))
+    if device is not None:
+        out = out.to(device)
+    return out.requires_grad_() if requires_grad else out

@@ -1,0 +1,349 @@
+"""Tensor, the record and backward."""
+
+import gc
+import sys
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+import minamp
+from minamp import bfloat16, float16, float32, float64, tensor
+from minamp.autograd import grad
+from minamp.tensor import OPS, Tensor
+
+
+def leaf(*values, dtype=float32):
+    return tensor(list(values), dtype=dtype, requires_grad=True)
+
+
+# ---- dtypes
+
+
+@pytest.mark.parametrize(
+    "a, b, expected",
+    [
+        (float16, float32, float32),
+        (float16, bfloat16, float32),
+        (float16, float64, float64),
+        (bfloat16, bfloat16, bfloat16),
+        (np.int64, float16, float16),
+        (np.bool_, np.int32, np.int32),
+        (np.int32, np.int64, np.int64),
+    ],
+)
+def test_promotion_of_tensors_with_dimensions(a, b, expected):
+    for x, y in ((a, b), (b, a)):
+        assert (minamp.ones(2, dtype=np.dtype(x)) + minamp.ones(2, dtype=np.dtype(y))).dtype == expected
+
+
+def test_a_0_dim_tensor_or_number_widens_nothing_of_its_kind():
+    h = minamp.ones(2, dtype=float16)
+    assert (h * tensor(2.0)).dtype == (h * 2.0).dtype == (h + 1).dtype == (2.0 / h).dtype == float16
+    assert (minamp.ones(2, dtype=np.dtype(np.int64)) * tensor(2.0, dtype=float16)).dtype == float16
+    assert (tensor(2.0, dtype=float16) * tensor(2.0)).dtype == float32  # both 0-dim
+    assert (tensor([1, 2]) * 2.5).dtype == (tensor([1, 2]) / tensor([2, 2])).dtype == float32
+    assert (tensor([1, 2]) * 2).dtype == np.int64
+
+
+def test_constructor_dtypes():
+    assert tensor([1.0]).dtype == float32 and tensor([1]).dtype == np.int64 and tensor(True).dtype == np.bool_
+    assert tensor(np.zeros(2)).dtype == float64 and tensor([1.0], dtype=bfloat16).dtype == bfloat16
+    assert tensor([1e6], dtype=float16).item() == float("inf")
+    with pytest.raises(RuntimeError, match="only floating tensors can require gradients, this one is int64"):
+        tensor([1], requires_grad=True)
+
+
+def test_conversions_and_queries():
+    x = leaf(1.0, 2.0)
+    assert x.half().dtype == float16 and x.bfloat16().dtype == bfloat16 and x.half().float().dtype == float32
+    assert x.to(float32) is x and x.to("cpu") is x and x.to(x.half()).dtype == float16
+    assert (
+        x.size() == (2,) and x.size(0) == x.numel() == len(x) == 2 and x.dim() == 1 and x.device.type == "cpu"
+    )
+    assert x.tolist() == [1.0, 2.0] and float(x[0]) == 1.0 and tensor(2.5, dtype=bfloat16).item() == 2.5
+    assert "requires_grad=True" in repr(x) and "grad_fn=mul" in repr(x * 2)
+    assert (x.detach().numpy() == np.asarray(x.detach())).all()
+    with pytest.raises(RuntimeError, match=r"use x.detach\(\).numpy\(\)"):
+        x.numpy()
+    with pytest.raises(RuntimeError, match="one element"):
+        x.item()
+    with pytest.raises(RuntimeError, match="ambiguous"):
+        bool(x == x)
+
+
+def test_a_gpu_that_is_not_there():
+    if minamp.gpu_status() == "ok":
+        pytest.skip("there is a GPU")
+    with pytest.raises(RuntimeError, match="device 'cuda' asked for, but .*Stay on 'cpu'"):
+        tensor([1.0]).cuda()
+    with pytest.raises(RuntimeError, match="unknown device 'tpu'"):
+        tensor([1.0]).to("tpu")
+
+
+# ---- backward
+
+
+def test_gradients_of_a_diamond_and_of_repeated_use():
+    x = leaf(3.0)
+    y = x * x
+    (y + y * x).backward()
+    assert x.grad.item() == 2 * 3 + 3 * 9
+
+
+def test_backward_accumulates_into_leaves():
+    x = leaf(2.0)
+    (x * 3).backward()
+    first = x.grad
+    (x * 4).backward()
+    assert x.grad is first and first.item() == 7.0
+
+
+def test_leaf_gradients_never_share_memory():
+    a, b = leaf(1.0), leaf(2.0)
+    (a + b).backward()
+    a.grad.data[0] = 5.0
+    assert b.grad.item() == 1.0
+
+
+def test_a_half_leaf_has_half_gradients_accumulated_in_float32():
+    x = leaf(1.0, dtype=float16)
+    parts = [x * 1.0 for _ in range(2049)]
+    total = parts[0].float()
+    for part in parts[1:]:
+        total = total + part.float()
+    total.backward()
+    assert (
+        x.grad.dtype == float16 and x.grad.item() == 2048
+    )  # 2049 rounds to 2048, once: a half sum sticks at 2048 too
+    y = leaf(1.0, dtype=float16)
+    (y * 2048.0 + y * 1.0 + y * 1.0).backward()
+    assert y.grad.item() == 2050  # added one by one in half it would be 2048
+
+
+def test_a_long_chain_needs_no_recursion():
+    x = leaf(1.0)
+    y = x
+    for _ in range(sys.getrecursionlimit() * 3):
+        y = y + 0.0
+    y.backward()
+    assert x.grad.item() == 1.0
+    del y
+
+
+def test_backward_errors_name_the_op():
+    x = leaf(1.0, 2.0)
+    with pytest.raises(
+        RuntimeError, match=r"starts from a scalar, but this is the output of mul with shape \(2,\)"
+    ):
+        (x * x).backward()
+    y = (x * x).sum()
+    y.backward()
+    with pytest.raises(RuntimeError, match="backward through mul a second time.*retain_graph=True"):
+        y.backward()
+    with pytest.raises(RuntimeError, match="requires no grad"):
+        tensor([1.0]).backward()
+    with pytest.raises(
+        RuntimeError, match=r"gradient has shape \(3,\), but the output of mul has shape \(2,\)"
+    ):
+        (x * x).backward(minamp.ones(3))
+
+
+def test_retain_graph():
+    x = leaf(3.0)
+    y = x * x
+    y.backward(retain_graph=True)
+    y.backward()
+    assert x.grad.item() == 12.0
+
+
+def test_backward_frees_what_it_no_longer_needs():
+    x = leaf(*range(5))
+    h = x * 2.0
+    y = (h * h).sum()
+    alive = weakref.ref(h)
+    del h
+    gc.collect()
+    assert alive() is None  # the record keeps the array, not the tensor
+    node = y._node.edges[0]
+    y.backward()
+    assert node.op.name == "mul" and not isinstance(node.saved, list)
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "pow"])
+def test_an_in_place_write_to_something_saved_is_refused(name):
+    x = leaf(1.0, 2.0)
+    h = x * 1.0
+    y = (h * h).sum()
+    with minamp.no_grad():
+        getattr(h, name + "_")(2.0)
+    with pytest.raises(
+        RuntimeError,
+        match=r"mul: argument '[ab]' of shape \(2,\) was saved for backward and then written in place",
+    ):
+        y.backward()
+
+
+@pytest.mark.parametrize("write", ["zero_", "fill_", "copy_", "setitem", "data", "view", "output"])
+def test_every_way_to_write_in_place_is_noticed(write):
+    x = leaf(1.0, 2.0)
+    h = x * 1.0
+    e = h.exp()
+    y = e.sum() if write == "output" else (h * h).sum()
+    with minamp.no_grad():
+        if write == "zero_":
+            h.zero_()
+        elif write == "fill_":
+            h.fill_(3.0)
+        elif write == "copy_":
+            h.copy_(tensor([5.0, 6.0]))
+        elif write == "setitem":
+            h[0] = 1.0
+        elif write == "data":
+            h.data = np.zeros(2, np.float32)
+        elif write == "view":
+            h.view(2, 1).zero_()
+        else:
+            e.zero_()
+    with pytest.raises(RuntimeError, match="written in place"):
+        y.backward()
+
+
+def test_in_place_ops_inside_the_record():
+    x = leaf(1.0, 2.0)
+    y = x * 3.0
+    y += x
+    y *= 2.0
+    y.sum().backward()
+    assert x.grad.tolist() == [8.0, 8.0]
+    with pytest.raises(RuntimeError, match="add_: in-place write to a leaf that requires grad"):
+        x += 1.0
+    with minamp.no_grad():
+        x += 1.0
+    assert x.tolist() == [2.0, 3.0] and x.requires_grad
+    with pytest.raises(RuntimeError, match="the result has shape"):
+        minamp.ones(2).add_(minamp.ones(3, 2))
+    with pytest.raises(RuntimeError, match="can't be written into a int64 tensor"):
+        tensor([1, 2]).add_(0.5)
+
+
+def test_hooks_see_and_replace_the_gradient():
+    x, seen = leaf(2.0, dtype=float16), []
+    h = x * 3.0
+    handle = h.register_hook(lambda g: seen.append((g.dtype, g.item())))
+    h.register_hook(lambda g: g * 10)
+    (h * 1.0).sum().backward()
+    assert seen == [(float16, 1.0)] and x.grad.item() == 30.0
+    handle.remove()
+    x.grad = None
+    h2 = x * 3.0
+    h2.retain_grad()
+    (h2 * 4.0).sum().backward()
+    assert h2.grad.item() == 4.0 and h2.grad.dtype == float16 and len(seen) == 1
+
+
+def test_grad_without_touching_the_leaves():
+    x, y = leaf(2.0), leaf(5.0)
+    (gx,) = grad(x**3, x)
+    assert gx.item() == 12.0 and x.grad is None
+    (gx,) = grad(x**3, x, create_graph=True)
+    (ggx,) = grad(gx, x)
+    assert ggx.item() == 12.0
+    with pytest.raises(RuntimeError, match="was not used"):
+        grad(x * 2, y)
+    assert grad(x * 2, y, allow_unused=True) == (None,)
+
+
+def test_gradient_penalty_of_second_order():
+    x = leaf(1.0, 2.0)
+    (g,) = grad((x**3).sum(), x, create_graph=True)
+    (g * g).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), [4 * 9 * 1.0**3, 4 * 9 * 2.0**3])
+
+
+def test_no_grad_as_context_and_decorator_and_thread_local():
+    x = leaf(1.0)
+
+    @minamp.no_grad()
+    def double(v):
+        return v * 2
+
+    assert not double(x).requires_grad and (x * 2).requires_grad
+    with minamp.no_grad():
+        with minamp.enable_grad():
+            assert (x * 2).requires_grad
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(minamp.is_grad_enabled()))
+        thread.start()
+        thread.join()
+        assert seen == [True] and not minamp.is_grad_enabled()
+
+
+def test_detach_shares_memory_and_version():
+    x = leaf(1.0, 2.0)
+    y = (x * x).sum()
+    x.detach().add_(1.0)
+    assert x.tolist() == [2.0, 3.0]
+    with pytest.raises(RuntimeError, match="written in place"):
+        y.backward()
+
+
+def test_grad_must_fit_its_tensor():
+    x = leaf(1.0)
+    with pytest.raises(RuntimeError, match="grad of a float32 tensor"):
+        x.grad = tensor([1.0], dtype=float16)
+    with pytest.raises(TypeError, match="Tensor or None"):
+        x.grad = 1.0
+
+
+# ---- bad input
+
+
+def test_shapes_that_do_not_fit():
+    with pytest.raises(RuntimeError, match=r"matmul: shapes don't fit \(a \(2, 3\), b \(2, 3\)\)"):
+        minamp.ones(2, 3) @ minamp.ones(2, 3)
+    with pytest.raises(RuntimeError, match=r"add: shapes don't fit \(a \(2,\), b \(3,\)\)"):
+        minamp.ones(2) + minamp.ones(3)
+    with pytest.raises(RuntimeError, match="reshape: shape"):
+        minamp.ones(6).reshape(4, 2)
+    with pytest.raises(IndexError, match="sum: dim 2 is out of range"):
+        minamp.ones(2, 2).sum(2)
+    with pytest.raises(IndexError, match="index"):
+        minamp.ones(2)[5]
+
+
+def test_ops_without_any_tensor():
+    with pytest.raises(TypeError, match="exp: needs at least one minamp Tensor"):
+        OPS["exp"](1.0)
+
+
+def test_empty_and_zero_size_tensors():
+    empty = minamp.zeros(0, 3, requires_grad=True)
+    y = (empty @ minamp.ones(3, 2)).sum()
+    y.backward()
+    assert y.item() == 0.0 and empty.grad.shape == (0, 3)
+    assert np.isnan(minamp.zeros(0).mean().item())
+    for dtype in (float16, bfloat16):
+        assert (minamp.zeros(0, dtype=dtype) * 2.0).dtype == dtype
+
+
+def test_nothing_warns(recwarn):
+    h = tensor([6e4, -6e4, 0.0, float("nan"), float("inf")], dtype=float16, requires_grad=True)
+    for y in (
+        h * h,
+        h / h,
+        h.exp(),
+        h.log(),
+        h.float() * 1e38,
+        tensor([1e300]).to(float32),
+        h.to(np.dtype(np.int32)),
+    ):
+        if y.requires_grad:
+            y.sum().backward()
+    assert not recwarn.list
+
+
+def test_numpy_arrays_and_tensors_mix_in_operators():
+    out = np.ones(2, np.float32) + tensor([1.0, 2.0])
+    assert isinstance(out, Tensor) and out.tolist() == [2.0, 3.0]
