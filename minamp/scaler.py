@@ -17,8 +17,9 @@ from enum import Enum
 import numpy as np
 
 from minamp import backends
-from minamp.formats import float32
+from minamp.formats import float32, widen
 from minamp.tensor import Tensor
+from minamp.watch import first_bad_op
 
 
 class Stage(Enum):
@@ -29,12 +30,51 @@ class Stage(Enum):
     STEPPED = 2
 
 
+class Evidence:
+    """What one iteration showed about the first non-finite tensor, for the message with which a scaler gives up."""
+
+    def __init__(self, observing=False):
+        self.loss_was_finite, self.parameter, self.watch = True, None, first_bad_op() if observing else None
+        if observing:
+            self.watch.__enter__()
+
+    def close(self):
+        """End the observation."""
+        if self.watch is not None:
+            self.watch.__exit__()
+
+    def loss(self, loss):
+        """Note whether the loss itself is finite."""
+        self.loss_was_finite = self.loss_was_finite and bool(np.isfinite(widen(loss._data)).all())
+
+    def gradient(self, position, g):
+        """Note the first parameter with a non-finite gradient: its place in the optimizer's list, its shape, inf or nan."""
+        if self.parameter is None:
+            self.parameter = (position, g.shape, "nan" if np.isnan(widen(g._data)).any() else "inf")
+
+    def __str__(self):
+        position, shape, kind = self.parameter
+        first = f"First parameter with a bad gradient: number {position} of shape {shape} ({kind}). "
+        if self.watch is not None:
+            first = f"First non-finite tensor: {self.watch}. " + first
+        if not self.loss_was_finite:
+            return first + (
+                "The loss is not finite before any scaling, so the forward made it: no scale helps. "
+                "Look at the inputs and at the ops that ran in half"
+            )
+        if kind == "nan":
+            return first + "The loss is finite and a gradient is nan, so the backward made it: look at the op named, not at the scale"
+        return first + "The loss is finite and a gradient is inf: the scale may still be too high, or this gradient does not fit the format"
+
+
 class GradScaler:
     """Dynamic loss scaling, as torch.amp.GradScaler.
 
     device: accepted and without effect, scalers are live everywhere. init_scale, growth_factor (> 1), backoff_factor (< 1),
     growth_interval (good steps before the scale grows). enabled=False makes every method a plain pass-through.
-    AssertionError for factors on the wrong side of 1.
+    Beyond PyTorch, off by default: min_scale and max_scale keep the scale within bounds; max_skips makes update() raise
+    FloatingPointError after that many skipped steps in a row, naming what went non-finite first: no scale cures a bug.
+    AssertionError for factors on the wrong side of 1, ValueError for bounds that exclude init_scale or max_skips < 1.
     """
 
     def __init__(
@@ -45,6 +85,10 @@ class GradScaler:
         backoff_factor=0.5,
         growth_interval=2000,
         enabled=True,
+        *,
+        min_scale=None,
+        max_scale=None,
+        max_skips=None,
     ):
         self._device, self._enabled = device, bool(enabled)
         if not enabled:
@@ -57,6 +101,13 @@ class GradScaler:
         )
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
         self._growth_interval, self._growth_tracker = growth_interval, 0
+        low, high = min_scale or 0.0, float("inf") if max_scale is None else max_scale
+        if not low <= init_scale <= high:
+            raise ValueError(f"GradScaler: init_scale {init_scale} lies outside min_scale {min_scale} and max_scale {max_scale}")
+        if max_skips is not None and max_skips < 1:
+            raise ValueError(f"GradScaler: max_skips must be at least 1, got {max_skips}")
+        self._min_scale, self._max_scale, self._max_skips = low, high, max_skips
+        self._skips, self._evidence = 0, Evidence()
         self._records = {}  # id(optimizer) -> [optimizer, Stage, found_inf or None]
 
     # -- the loss
@@ -72,6 +123,8 @@ class GradScaler:
         if isinstance(outputs, Tensor):
             if self._scale is None:
                 self._scale = Tensor(np.asarray(self._init_scale, float32))
+            if self._max_skips:
+                self._evidence.loss(outputs)
             return outputs * self._scale
         if isinstance(outputs, list | tuple):
             return type(outputs)(self.scale(x) for x in outputs)
@@ -110,7 +163,7 @@ class GradScaler:
     def _unscale(self, optimizer, inverse, allow_half=False):
         """Multiply every gradient by `inverse`; 1.0 if one was or became non-finite, 0.0 if none, None if there was none."""
         gradients = []
-        for owner in self._owners(optimizer):
+        for position, owner in enumerate(self._owners(optimizer)):
             if owner.grad is None:
                 continue
             if owner.grad.dtype == np.float16 and not allow_half:
@@ -118,15 +171,15 @@ class GradScaler:
                     "unscale_: float16 gradients can't be unscaled in half without losing them: keep the weights in float32 "
                     "and run the forward under autocast, or give the optimizer master_weights=True"
                 )
-            gradients.append(owner.grad)
+            gradients.append((position, owner.grad))
         if not gradients:
             return None
         found = 0.0
         inverse = float(np.float32(inverse))
-        for g in gradients:
-            module = backends.of(g._data)
-            if module.unscale(g._data, inverse):
+        for position, g in gradients:
+            if backends.of(g._data).unscale(g._data, inverse):
                 found = 1.0
+                self._evidence.gradient(position, g)
             g._version[0] += 1
         return found
 
@@ -209,18 +262,33 @@ class GradScaler:
                     "update: no optimizer was stepped or unscaled since the last update: call step(optimizer) first"
                 )
             self._adjust(any(found))
+            self._skips = self._skips + 1 if any(found) else 0
         self._records = {}
+        if self._max_skips:
+            self._count_skips()
+
+    def _count_skips(self):
+        skips, evidence = self._skips, self._evidence
+        if skips >= self._max_skips:
+            self._skips, self._evidence = 0, Evidence()
+            evidence.close()
+            raise FloatingPointError(
+                f"GradScaler: {skips} steps in a row were skipped and the scale is down to {self.get_scale():g}. {evidence}"
+            )
+        evidence.close()
+        # The last iteration before giving up runs under observation, so that the first bad op can be named.
+        self._evidence = Evidence(observing=skips == self._max_skips - 1 and skips > 0)
 
     def _adjust(self, found_inf):
         # The product is formed in double and rounded once to float32.
         scale = float(self._scale._data)
         if found_inf:
-            scale, self._growth_tracker = scale * self._backoff_factor, 0
+            scale, self._growth_tracker = max(scale * self._backoff_factor, self._min_scale), 0
         else:
             self._growth_tracker += 1
             # >= and not ==, so that an interval lowered below the count still grows
             if self._growth_tracker >= self._growth_interval:
-                grown = scale * self._growth_factor
+                grown = min(scale * self._growth_factor, self._max_scale)
                 scale, self._growth_tracker = (grown if grown <= float(np.finfo(float32).max) else scale), 0
         self._scale = Tensor(np.asarray(scale, float32))
 
@@ -296,6 +364,8 @@ class GradScaler:
 
     def __getstate__(self):
         state = self.__dict__.copy()
+        if self._enabled:
+            state["_evidence"] = Evidence()
         if self._enabled:
             if self._records:
                 raise AssertionError(

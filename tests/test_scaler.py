@@ -527,3 +527,67 @@ def test_clip_grad_value_hides_an_overflow_that_norm_clipping_does_not():
     p.grad = minamp.tensor([-10.0, 2.0, 9.8, NAN, INF])
     clip_grad_value_([p], 2.5)
     np.testing.assert_array_equal(p.grad.numpy(), np.float32([-2.5, 2, 2.5, NAN, 2.5]))
+
+
+# ---- beyond PyTorch: bounds, and giving up
+
+
+def test_floor_and_ceiling():
+    s = GradScaler(init_scale=4.0, growth_interval=1, min_scale=1.0, max_scale=8.0)
+    assert run(s, ["good"] * 3 + ["inf"] * 5)[0] == [8, 8, 8, 4, 2, 1, 1, 1]
+    with pytest.raises(ValueError, match="init_scale 4.0 lies outside min_scale 8.0 and max_scale None"):
+        GradScaler(init_scale=4.0, min_scale=8.0)
+    with pytest.raises(ValueError, match="max_skips must be at least 1, got 0"):
+        GradScaler(max_skips=0)
+
+
+def training(scaler, forward, steps):
+    """Steps of one weight through `forward` under autocast."""
+    p = param()
+    opt = optim.SGD([p], lr=0.0)
+    for _ in range(steps):
+        opt.zero_grad()
+        with minamp.autocast():
+            loss = forward(p)
+        scaler.scale(loss).backward()
+        scaler.step(opt)
+        scaler.update()
+
+
+def test_giving_up_on_a_bug_in_the_forward():
+    s = GradScaler(init_scale=64.0, max_skips=3)
+    with pytest.raises(FloatingPointError) as caught:
+        training(s, lambda p: (p * 0.0).log().sum() * 0.0, steps=10)
+    text = str(caught.value)
+    assert "3 steps in a row were skipped and the scale is down to 8" in text
+    assert "First non-finite tensor: log (forward)" in text and "the forward made it: no scale helps" in text
+    assert "number 0 of shape (1,) (nan)" in text
+
+
+def test_giving_up_on_a_nan_made_by_the_backward():
+    with pytest.raises(FloatingPointError) as caught:
+        training(GradScaler(max_skips=2), lambda p: (p * 0.0).sqrt().sum(), steps=10)
+    assert "sqrt (backward)" in str(caught.value)
+
+
+def test_giving_up_on_a_gradient_that_does_not_fit():
+    with pytest.raises(FloatingPointError, match="the scale may still be too high, or this gradient does not fit"):
+        training(GradScaler(init_scale=2.0**30, max_skips=2), lambda p: (p.reshape(1, 1) @ p.reshape(1, 1)).sum(), steps=10)
+
+
+def test_skips_that_are_not_in_a_row_are_fine():
+    s = GradScaler(max_skips=2)
+    run(s, ["inf", "good", "inf", "good", "nan", "good"])
+    with pytest.raises(FloatingPointError):
+        run(s, ["inf", "inf"])
+    run(s, ["inf", "good"])  # the count starts anew
+
+
+def test_nothing_is_observed_once_training_goes_on():
+    from minamp.record import observers
+
+    s = GradScaler(max_skips=2)
+    run(s, ["inf"])
+    assert len(observers) == 1
+    run(s, ["good"])
+    assert not observers
