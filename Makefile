@@ -2,14 +2,15 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+TORCH_VENV := .venv-torch
 # One BLAS thread per test worker: two workers on two cores.
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu figures lint clean
+.PHONY: help setup demo test test-gpu conformance figures lint clean
 
 help:  ## list the targets
-	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r t d; do printf '  make %-10s %s\n' "$$t" "$$d"; done
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 setup: $(VENV)/ready  ## create the environment in .venv
 
@@ -28,6 +29,15 @@ test: $(VENV)/ready  ## run the tests
 test-gpu: $(VENV)/ready  ## run the tests that need an NVIDIA GPU
 	$(RUN) -m pytest -q -m gpu $(ARGS)
 
+conformance: $(TORCH_VENV)/ready  ## make the golden values again with torch and show what differs
+	$(TORCH_VENV)/bin/python tests/conformance/make_goldens.py --check
+
+# The only place that needs torch. Any build of this version will do; the values come from its CPU code.
+$(TORCH_VENV)/ready: constraints.txt
+	$(PYTHON) -m venv $(TORCH_VENV)
+	$(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 numpy
+	@touch $@
+
 figures: $(VENV)/ready  ## draw every figure of the README again
 	$(RUN) -m minamp.demo --figures figures
 
@@ -36,5 +46,5 @@ lint: $(VENV)/ready  ## check style and format
 	$(RUN) -m ruff format --check minamp tests
 
 clean:  ## remove the environment and everything generated outside git
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(TORCH_VENV) build *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

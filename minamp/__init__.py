@@ -5,7 +5,7 @@ Read it in the order data flows: formats, backends, record, tensor, autocast, op
 
 import numpy as _np
 
-from minamp import autograd, nn, ops, optim  # noqa: I001  ops fills OPS, nn and optim build on it
+from minamp import amp, autograd, linalg, nn, ops, optim  # noqa: I001  ops fills OPS, nn and optim build on it
 from minamp.autocast import (
     autocast,
     clear_autocast_cache,
@@ -17,6 +17,7 @@ from minamp.autocast import (
 )
 from minamp.backends import Device as device
 from minamp.backends import gpu_status
+from minamp.checkpoint import load, save
 from minamp.create import (
     arange,
     empty,

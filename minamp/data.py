@@ -15,12 +15,20 @@ SHA256 = "246e0c30eeea57c8d0037d3f38c8e00651ec204cc61b8022563e9aeeb9d756f4"
 
 
 class Dataset:
-    """Arrays of one length, indexed together: dataset[i] is a tuple with the i-th (or i-th slice) of each."""
+    """Arrays of one length, indexed together: dataset[i] is a tuple with the i-th (or i-th slice) of each.
+
+    arrays: any shapes (N, ...) and dtypes. ValueError for no array, a scalar, or arrays of different lengths.
+    """
 
     def __init__(self, *arrays):
         self.arrays = tuple(np.asarray(a) for a in arrays)
         if not arrays:
-            raise ValueError("Dataset: needs at least one array")
+            raise ValueError("Dataset: needs at least one array, got none: give Dataset(images, labels)")
+        for a in self.arrays:
+            if not a.ndim:
+                raise ValueError(
+                    f"Dataset: arrays must have a first dimension of samples, got the scalar {a}"
+                )
         lengths = [len(a) for a in self.arrays]
         if len(set(lengths)) > 1:
             raise ValueError(
@@ -35,7 +43,7 @@ class Dataset:
 
 
 class Digits(Dataset):
-    """A split of the digits: `images` float32 (N, 1, 28, 28), `labels` int64 (N,)."""
+    """A split of the digits: `images` float32 (N, 1, 28, 28), `labels` int64 (N,), 0 to 9. Source: MNIST, assets/NOTICE.md."""
 
     images = property(lambda self: self.arrays[0])
     labels = property(lambda self: self.arrays[1])
@@ -61,7 +69,8 @@ def digits(split=None, normalize=True, path=DIGITS):
     """The real digits: split 'train' (4,000, 400 of each class), 'test' (1,000, 100 of each), or None for both as a pair.
 
     The split and its order are fixed. normalize: images have mean 0 and standard deviation 1 over the training split;
-    False leaves them in [0, 1]. FileNotFoundError or ValueError if the file is missing or damaged.
+    False leaves them in [0, 1]. path: another copy of the file, of the same sha256. FileNotFoundError or ValueError if the
+    file is missing or damaged, ValueError for another split.
     """
     if split not in ("train", "test", None):
         raise ValueError(f"digits: split must be 'train', 'test' or None, got {split!r}")
@@ -86,13 +95,20 @@ class DataLoader:
 
     shuffle=True draws a new order each epoch from (seed, epoch), so that a run can be repeated and resumed exactly:
     state_dict() holds the epoch and the batch within it. drop_last leaves out a last batch that is not full.
-    ValueError for a batch size below 1 or an empty dataset.
+    ValueError for a batch size that is no whole number of at least 1, or an empty dataset; TypeError for a bare array.
     """
 
     def __init__(self, dataset, batch_size=1, shuffle=False, *, seed=0, drop_last=False):
+        if isinstance(dataset, np.ndarray | Tensor):  # would be taken apart into single samples
+            raise TypeError(
+                f"DataLoader: dataset is a bare array of shape {dataset.shape}: give a tuple, (array,) or (images, labels)"
+            )
         dataset = Dataset(*dataset) if isinstance(dataset, tuple | list) else dataset
-        if batch_size < 1:
-            raise ValueError(f"DataLoader: batch_size must be at least 1, got {batch_size}")
+        if batch_size != int(batch_size) or batch_size < 1:
+            raise ValueError(
+                f"DataLoader: batch_size must be at least 1, got {batch_size}: give a whole number of samples"
+            )
+        batch_size = int(batch_size)
         if not len(dataset):
             raise ValueError("DataLoader: the dataset is empty: give it at least one sample")
         self.dataset, self.batch_size, self.shuffle = dataset, batch_size, shuffle

@@ -18,8 +18,6 @@ Half arithmetic happens here and nowhere else: inputs are widened to float32, th
 once. Gradients likewise. So a declaration never mentions half.
 """
 
-import inspect
-
 import numpy as np
 
 from minamp import backends
@@ -65,13 +63,16 @@ def _fp32_set_opt_dtype(op, args, attrs, dtype):
 
 
 def _promote(op, args, attrs, dtype):
-    dtypes = {a.dtype for a in args if _eligible(a)}
-    if not dtypes <= {dtype, np.dtype(float32)}:
-        other = (dtypes - {dtype, np.dtype(float32)}).pop()
-        raise RuntimeError(
-            f"{op.name}: {other} in a {dtype} autocast region can't be promoted: cast it with .to({dtype}) or .float()"
-        )
-    return _cast_all(args, float32 if float32 in dtypes else dtype)
+    # PyTorch's rule reads from left to right: once a float32 has been seen, any half goes with it.
+    widest = np.dtype(dtype)
+    for a in args:
+        if _eligible(a) and a.dtype != widest and widest != float32:
+            if a.dtype != float32:
+                raise RuntimeError(
+                    f"{op.name}: {a.dtype} in a {dtype} autocast region can't be promoted: cast it with .to({dtype}) or .float()"
+                )
+            widest = a.dtype
+    return _cast_all(args, widest)
 
 
 def _banned(op, args, attrs, dtype):
@@ -133,14 +134,23 @@ class Op:
         self.forward, self.call = backends.quiet(body["forward"]), body.get("call")
         self.takes_dtype = policy in (FP32_SET_OPT_DTYPE, FP32_APPEND_DTYPE)
         self.__wrapped__ = self.call or body["forward"]  # help() shows this signature
-        parameters = list(inspect.signature(body["forward"]).parameters.values())[1:]
-        self.variadic = bool(parameters) and parameters[0].kind is parameters[0].VAR_POSITIONAL
-        self.params = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        code = body[
+            "forward"
+        ].__code__  # read directly: inspect.signature takes 50 us, 300 of them would slow the import
+        self.variadic = bool(code.co_flags & 0x04)  # has a *argument
+        last = code.co_argcount + code.co_kwonlyargcount
+        self.params = list(
+            code.co_varnames[last : last + 1] if self.variadic else code.co_varnames[1 : code.co_argcount]
+        )
         self.shapes = {f"{p}_shape": i for i, p in enumerate(self.params)}
         self.vjps = []  # per argument: (function, names it needs) or None
         for param in self.params:
             vjp = body.get(f"vjp_{param}")
-            self.vjps.append(vjp and (vjp, list(inspect.signature(vjp).parameters)[2:]))
+            self.vjps.append(vjp and (vjp, vjp.__code__.co_varnames[2 : vjp.__code__.co_argcount]))
+        if reserved := {"m", "y", "i"} & set(self.params):
+            raise TypeError(
+                f"@op {name}: {reserved} are taken (namespace, output, position): name the argument otherwise"
+            )
         unknown = {n for n in body if n.startswith("vjp_")} - {f"vjp_{p}" for p in self.params}
         if unknown:
             raise TypeError(f"@op {name}: {sorted(unknown)} match no argument of forward {self.params}")
@@ -209,7 +219,7 @@ class Op:
         if y.dtype is not dtype and y.dtype != dtype and is_floating(y.dtype) and not self.is_cast:
             y = cast(y, dtype)
         out = Tensor(y)
-        if self.view:
+        if self.view and backends.of(y).may_share_memory(y, first._data):  # x[[0, 2]] is a copy
             out._version, out._is_view = first._version, True
         if mask and grad_mode.enabled and is_floating(y.dtype):
             self._record(args, attrs, out, mask)

@@ -1,17 +1,17 @@
-"""SGD, Adam, AdamW, and float32 master weights for half parameters.
+"""SGD, Adam, AdamW. How a weight is stored is weights.py's business.
 
 Whatever a weight's format, its update is computed in float32 (float64 for float64 weights): widened, updated,
-rounded once to nearest. So an update below half a step of the format is lost: w = 1 in float16 minus 1e-4
-stays 1, a hundred times over. master_weights=True keeps a float32 copy that the updates add up in, and rounds
-that into the half weight after every step (Micikevicius et al., 2018, section 3.1).
+rounded once. Rounded to nearest, an update below half a step of the format is lost: w = 1 in float16 minus 1e-4
+stays 1, a hundred times over. master_weights=True, write_back='stochastic' and 'kahan' are three ways out.
 """
 
 from collections import defaultdict
 
 import numpy as np
 
-from minamp import backends
-from minamp.formats import cast, float32, float64, is_half, narrow, widen
+from minamp import backends, weights
+from minamp.create import generator
+from minamp.formats import cast, float32, float64, widen
 from minamp.nn.module import zero_grad
 from minamp.record import enable_grad
 from minamp.tensor import Tensor
@@ -33,7 +33,7 @@ class Optimizer:
         self.defaults = defaults
         self.param_groups = []
         self.state = defaultdict(dict)  # parameter -> its buffers by name
-        self._seen = {}  # half parameter -> its version after our last write
+        self._generator = None
         groups = list(params)
         if not groups:
             raise ValueError(f"{self._name}: got an empty parameter list: give it model.parameters()")
@@ -70,6 +70,7 @@ class Optimizer:
         group = {"params": params, **{k: v for k, v in param_group.items() if k != "params"}}
         for option, value in self.defaults.items():
             group.setdefault(option, value)
+        weights.check(self._name, group)
         self._check(group)
         self.param_groups.append(group)
 
@@ -100,21 +101,12 @@ class Optimizer:
                 result = closure()
         for group in self.param_groups:
             for p in group["params"]:
-                master = self._master(p, group)
-                if master is not p:
-                    self._copy_in(p, master, stepping=True)
-                if master.grad is None:
-                    continue
-                if not is_half(p.dtype):
-                    self._update(p._data, p.grad._data, self.state[p], group)
-                else:  # widen, update in float32, round once
-                    w = widen(p._data) if master is p else master._data
-                    self._update(w, widen(master.grad._data), self.state[p], group)
-                    p._data[...] = narrow(w, p.dtype)
-                p._version[0] += 1  # a cached half copy of this weight is stale now
-                if master is not p:
-                    master.grad = None
-                    self._seen[p] = p._version[0]
+                weight = weights.of(p, group, self)
+                g = weight.owner(stepping=True).grad
+                if g is not None:
+                    w = weight.read()
+                    self._update(w, widen(g._data), self.state[p], group)
+                    weight.write(w)
         return result
 
     def _update(self, w, g, state, group):
@@ -127,64 +119,30 @@ class Optimizer:
             state[name] = Tensor(np.zeros_like(like))
         return state[name]._data
 
-    # -- master weights
-
     def master_params(self):
-        """Per parameter, the tensor that step() updates: the float32 master of a half weight, or itself.
+        """Per parameter, the tensor whose .grad step() uses: the float32 master of a half weight, or itself.
 
-        Its .grad is the gradient step() will use: the half gradient, widened once. There GradScaler unscales
-        and clip_grad_norm_ clips, in float32, so that small gradients keep their digits; zero_grad() and
-        step() drop it.
+        A master's gradient is the half gradient, widened once. There GradScaler unscales and clip_grad_norm_
+        clips, in float32, so that small gradients keep their digits; zero_grad() and step() drop it.
         """
         for group in self.param_groups:
             for p in group["params"]:
-                master = self._master(p, group)
-                if master is not p:
-                    self._copy_in(p, master)
-                yield master
+                yield weights.of(p, group, self).owner()
 
-    def _copy_in(self, p, master, stepping=False):
-        """Widen the half gradient into master.grad, unless that is set: by an earlier call or by the user.
-
-        RuntimeError if p.grad has changed after that earlier call: it may be scaled where master.grad is
-        unscaled, so neither of them can be what is meant.
-        """
-        g = master.grad
-        if g is not None:
-            source, version = getattr(g, "source", (None, 0))
-            if source is None or source is p.grad and version == source._version[0]:
-                return
-            if p.grad is not None and (stepping or source is p.grad):
-                raise RuntimeError(
-                    f"{self._name}: the {p.dtype} gradient of a parameter of shape {p.shape} was written "
-                    "after its float32 copy "
-                    "was made (by unscale_ or master_params): write to the .grad of "
-                    "optimizer.master_params(), or call zero_grad() first"
-                )
-        master.grad = None if p.grad is None else Tensor(np.array(widen(p.grad._data)))
-        if p.grad is not None:
-            master.grad.source = (p.grad, p.grad._version[0])
-
-    def _master(self, p, group):
-        if not (group.get("master_weights") and is_half(p.dtype)):
-            return p
-        state = self.state[p]
-        if "master" not in state:
-            state["master"] = Tensor(np.array(widen(p._data)), requires_grad=True)
-        master = state["master"]
-        if self._seen.get(p) != p._version[0]:
-            # Somebody wrote into the weight (load_state_dict, copy_): its new values count, and where it
-            # still is the rounded master, the master's digits are kept.
-            same = narrow(master._data, p.dtype) == p._data
-            master.data = np.where(same, master._data, widen(p._data))
-            self._seen[p] = p._version[0]
-        p.master = master  # for clip_grad_norm_(model.parameters()) and model.zero_grad()
-        return master
+    @property
+    def generator(self):
+        """What write_back='stochastic' draws from; seeded once, from minamp.manual_seed's generator."""
+        if self._generator is None:
+            self._generator = np.random.default_rng(generator().integers(2**63))
+        return self._generator
 
     # -- saving and loading
 
     def state_dict(self):
-        """{'state': {index: buffers}, 'param_groups': [options, 'params' as indices]}; shares memory."""
+        """{'state': {index: buffers}, 'param_groups': [options, 'params' as indices]}; shares memory.
+
+        With stochastic write-back also 'generator', where its random numbers stand.
+        """
         index, groups = {}, []
         for group in self.param_groups:
             for p in group["params"]:
@@ -195,7 +153,10 @@ class Optimizer:
             for p, buffers in self.state.items()
             if buffers
         }
-        return {"state": state, "param_groups": groups}
+        saved = {"state": state, "param_groups": groups}
+        if any(group.get("write_back") == "stochastic" for group in groups):
+            saved["generator"] = self.generator.bit_generator.state
+        return saved
 
     def load_state_dict(self, state_dict):
         """Take over what state_dict() gave, parameters in the same order; buffers (or arrays) are copied.
@@ -217,7 +178,11 @@ class Optimizer:
         for i, buffers in state_dict["state"].items():
             for name, value in buffers.items():
                 state[by_index[i]][name] = self._loaded(i, by_index[i], name, value)
-        self.state, self._seen = state, {}
+        if "generator" in state_dict:
+            fresh = np.random.default_rng(0)
+            fresh.bit_generator.state = state_dict["generator"]
+            self._generator = fresh
+        self.state = state
         for group, other in zip(self.param_groups, saved, strict=True):
             group.update({k: v for k, v in other.items() if k != "params"})
 
@@ -232,8 +197,8 @@ class Optimizer:
                 f"{self._name}.load_state_dict: {name} of parameter {i} has shape {array.shape}, the "
                 f"parameter {p.shape}"
             )
-        array = np.array(cast(array, float64 if p.dtype == float64 else float32))
-        return Tensor(array, requires_grad=name == "master")
+        kept = p.dtype if p.dtype == float64 or name == "compensation" else float32
+        return Tensor(np.array(cast(array, kept)), requires_grad=name == "master")
 
     def __repr__(self):
         lines = [f"{self._name} ("]
@@ -247,7 +212,8 @@ class Optimizer:
 class SGD(Optimizer):
     """w -= lr * g, with momentum, Nesterov momentum, weight decay; torch.optim.SGD's formulas.
 
-    master_weights=True: keep float32 copies of half weights. ValueError for options out of range.
+    Half weights: master_weights=True keeps float32 copies; without them write_back is 'nearest', 'stochastic' or
+    'kahan' (weights.py). ValueError for options out of range.
     """
 
     def __init__(
@@ -261,6 +227,7 @@ class SGD(Optimizer):
         *,
         maximize=False,
         master_weights=False,
+        write_back="nearest",
     ):
         super().__init__(
             params,
@@ -272,6 +239,7 @@ class SGD(Optimizer):
                 "nesterov": nesterov,
                 "maximize": maximize,
                 "master_weights": master_weights,
+                "write_back": write_back,
             },
         )
 
@@ -304,8 +272,8 @@ class Adam(Optimizer):
     """Steps of about lr whatever the gradient's size (Kingma and Ba, 2015); torch.optim.Adam's formulas.
 
     amsgrad=True: divide by the largest second moment so far (Reddi et al., 2018). Moments, eps and bias
-    correction are float32, where eps = 1e-8 is not 0, as it is in float16. master_weights=True: keep float32
-    copies of half weights. ValueError for options out of range.
+    correction are float32, where eps = 1e-8 is not 0, as it is in float16. master_weights, write_back: as in SGD.
+    ValueError for options out of range.
     """
 
     decoupled = False
@@ -321,6 +289,7 @@ class Adam(Optimizer):
         *,
         maximize=False,
         master_weights=False,
+        write_back="nearest",
     ):
         super().__init__(
             params,
@@ -332,6 +301,7 @@ class Adam(Optimizer):
                 "amsgrad": amsgrad,
                 "maximize": maximize,
                 "master_weights": master_weights,
+                "write_back": write_back,
             },
         )
 
@@ -359,22 +329,11 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam whose weight decay shrinks the weight directly (Loshchilov and Hutter, 2019)."""
+    """Adam whose weight decay shrinks the weight directly (Loshchilov and Hutter, 2019); Adam's other options."""
 
     decoupled = True
 
     def __init__(
-        self,
-        params,
-        lr=1e-3,
-        betas=(0.9, 0.999),
-        eps=1e-8,
-        weight_decay=1e-2,
-        amsgrad=False,
-        *,
-        maximize=False,
-        master_weights=False,
+        self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, amsgrad=False, **options
     ):
-        super().__init__(
-            params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, master_weights=master_weights
-        )
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)

@@ -63,8 +63,14 @@ class Evidence:
                 "Look at the inputs and at the ops that ran in half"
             )
         if kind == "nan":
-            return first + "The loss is finite and a gradient is nan, so the backward made it: look at the op named, not at the scale"
-        return first + "The loss is finite and a gradient is inf: the scale may still be too high, or this gradient does not fit the format"
+            return (
+                first
+                + "The loss is finite and a gradient is nan, so the backward made it: look at the op named, not at the scale"
+            )
+        return (
+            first
+            + "The loss is finite and a gradient is inf: the scale may still be too high, or the gradient does not fit the format"
+        )
 
 
 class GradScaler:
@@ -101,9 +107,12 @@ class GradScaler:
         )
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
         self._growth_interval, self._growth_tracker = growth_interval, 0
-        low, high = min_scale or 0.0, float("inf") if max_scale is None else max_scale
+        low = float("-inf") if min_scale is None else min_scale
+        high = float("inf") if max_scale is None else max_scale
         if not low <= init_scale <= high:
-            raise ValueError(f"GradScaler: init_scale {init_scale} lies outside min_scale {min_scale} and max_scale {max_scale}")
+            raise ValueError(
+                f"GradScaler: init_scale {init_scale} lies outside min_scale {min_scale} and max_scale {max_scale}"
+            )
         if max_skips is not None and max_skips < 1:
             raise ValueError(f"GradScaler: max_skips must be at least 1, got {max_skips}")
         self._min_scale, self._max_scale, self._max_skips = low, high, max_skips

@@ -77,6 +77,8 @@ class Tensor:
         array = array._data if isinstance(array, Tensor) else np.asarray(array)
         self._data = array
         self._version[0] += 1
+        if self._node is not None and self._node.op is None:
+            self._node.dtype = array.dtype  # a leaf may change format: model.half()
 
     @property
     def grad(self):
@@ -386,11 +388,13 @@ class Tensor:
     def __setitem__(self, key, value):
         key = plain_key(key)
         value = value if isinstance(value, Tensor) else Tensor(np.asarray(value, self.dtype))
+        value = value.to(self.dtype)
         if grad_mode.enabled and (self.requires_grad or value.requires_grad):
-            raise RuntimeError(
-                "x[key] = value inside the record is not supported: use minamp.where or cat, or no_grad()"
-            )
-        self._data[key] = value.to(self.dtype)._data
+            # never autocast, and `key` may hold slices: past index_put's own argument checks
+            result = OPS["index_put"]._run((self, value), {"key": key, "accumulate": False})
+            self._write(result, "x[key] = value")
+            return
+        self._data[key] = value._data
         self._version[0] += 1
 
     def __getitem__(self, key):
@@ -402,7 +406,7 @@ class Tensor:
     __add__, __radd__ = _method("add"), _reflected("add")
     __sub__, __rsub__ = _method("sub"), _reflected("sub")
     __mul__, __rmul__ = _method("mul"), _reflected("mul")
-    __truediv__, __rtruediv__ = _method("div"), _reflected("div")
+    __truediv__, __rtruediv__ = _method("div"), lambda self, other: OPS["reciprocal"](self) * other
     __pow__, __rpow__ = _method("pow"), _reflected("pow")
     __neg__, __abs__ = _method("neg"), _method("abs")
     __eq__, __ne__ = _method("eq"), _method("ne")
@@ -413,18 +417,38 @@ class Tensor:
     __itruediv__ = div_ = _inplace("div")
     __ipow__ = pow_ = _inplace("pow")
     add, sub, mul, div, pow, neg = (_method(n) for n in ("add", "sub", "mul", "div", "pow", "neg"))
-    exp, log, sqrt, tanh, sigmoid, relu = (
-        _method(n) for n in ("exp", "log", "sqrt", "tanh", "sigmoid", "relu")
-    )
+    exp, log, sqrt, log1p, expm1 = (_method(n) for n in ("exp", "log", "sqrt", "log1p", "expm1"))
+    log2, log10, sin, cos = (_method(n) for n in ("log2", "log10", "sin", "cos"))
+    rsqrt, reciprocal, clamp = (_method(n) for n in ("rsqrt", "reciprocal", "clamp"))
+    addcmul, addcdiv = _method("addcmul"), _method("addcdiv")
+    clamp_, addcmul_, addcdiv_ = (_inplace(n) for n in ("clamp", "addcmul", "addcdiv"))
     abs, square, isfinite, isnan, clone = (
         _method(n) for n in ("abs", "square", "isfinite", "isnan", "clone")
     )
+    # activations.py
+    tanh, sigmoid, relu, prelu, erf = (_method(n) for n in ("tanh", "sigmoid", "relu", "prelu", "erf"))
     # matmul.py
     __matmul__, __rmatmul__ = _method("matmul"), _reflected("matmul")
-    matmul = _method("matmul")
+    matmul, mm, bmm, mv = (_method(n) for n in ("matmul", "mm", "bmm", "mv"))
+    dot, vdot, outer = (_method(n) for n in ("dot", "vdot", "outer"))
+    addmm, baddbmm, addmv = (_method(n) for n in ("addmm", "baddbmm", "addmv"))
+    addmm_, baddbmm_, addmv_ = (_inplace(n) for n in ("addmm", "baddbmm", "addmv"))
     # reduce.py
     sum, mean, var, max, min, argmax = (_method(n) for n in ("sum", "mean", "var", "max", "min", "argmax"))
     all, any = _method("all"), _method("any")
+    # indexing.py
+    index_put, index_select, masked_fill = (_method(n) for n in ("index_put", "index_select", "masked_fill"))
+    gather, scatter, scatter_add = (_method(n) for n in ("gather", "scatter", "scatter_add"))
+    index_put_, masked_fill_ = _inplace("index_put"), _inplace("masked_fill")
+    scatter_, scatter_add_ = _inplace("scatter"), _inplace("scatter_add")
+    # arrange.py
+    topk, sort, argsort = (_method(n) for n in ("topk", "sort", "argsort"))
+    tril, triu, flip = (_method(n) for n in ("tril", "triu", "flip"))
+    split, chunk, unbind = (_method(n) for n in ("split", "chunk", "unbind"))
+    # scan.py
+    cumsum, cumprod, prod = (_method(n) for n in ("cumsum", "cumprod", "prod"))
+    # norm.py
+    norm, logsumexp, std = (_method(n) for n in ("norm", "logsumexp", "std"))
     # normalize.py
     softmax, log_softmax = _method("softmax"), _method("log_softmax")
     # shape.py

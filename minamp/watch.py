@@ -102,7 +102,9 @@ class Histogram:
 
     def __add__(self, other):
         if (self.low, len(self.counts)) != (other.low, len(other.counts)):
-            raise ValueError("histograms of different ranges can't be added: make both with the same low and high")
+            raise ValueError(
+                "histograms of different ranges can't be added: make both with the same low and high"
+            )
         return Histogram(
             self.low,
             self.counts + other.counts,
@@ -122,7 +124,9 @@ def exponent_histogram(x, low=-40, high=16):
     if x.dtype not in (float32, float64):
         x = x.astype(float64)
     finite = x[np.isfinite(x)]
-    e = np.frexp(finite[finite != 0])[1] - 1  # exact, unlike floor(log2): the mantissa of frexp lies in [0.5, 1)
+    e = (
+        np.frexp(finite[finite != 0])[1] - 1
+    )  # exact, unlike floor(log2): the mantissa of frexp lies in [0.5, 1)
     inside = e[(e >= low) & (e < high)]
     return Histogram(
         low,
@@ -209,7 +213,10 @@ def _forward_inputs(op, args):
     return [
         (_argument(op, i), _array(a))
         for i, a in enumerate(args)
-        if isinstance(a, Tensor) and is_floating(a.dtype) or isinstance(a, float | int) and not isinstance(a, bool)
+        if isinstance(a, Tensor)
+        and is_floating(a.dtype)
+        or isinstance(a, float | int)
+        and not isinstance(a, bool)
     ]
 
 
@@ -234,7 +241,8 @@ def _diagnose(op, phase, arrays, y, dtype, argument):
     # Among the bad places, the one whose first input is largest: the most extreme logit, not just any.
     worst = int(np.argmax(np.abs(values[0]))) if values[0].size else 0
     picked = [
-        float(v[worst]) if len(v) == len(values[0]) and at_place else float(v[np.argmax(np.abs(v))]) for v in values
+        float(v[worst]) if len(v) == len(values[0]) and at_place else float(v[np.argmax(np.abs(v))])
+        for v in values
     ]
     named = tuple((name, a.shape, v) for (name, a), v in zip(arrays, picked, strict=True))
     result = "nan" if np.isnan(y[bad]).any() else "inf"
@@ -284,7 +292,9 @@ class saved_bytes(observe):
         node = output._node if phase == "forward" else None
         if node is None or node.op is not op or node.saved is FREED:
             return
-        kept = [value for _, value, counter, _, edge in node.saved if counter is not None and not _is_leaf(edge)]
+        kept = [
+            value for _, value, counter, _, edge in node.saved if counter is not None and not _is_leaf(edge)
+        ]
         kept += [value for value in node.attrs.values() if isinstance(value, np.ndarray)]
         for array in kept:
             owner = array
@@ -308,12 +318,13 @@ class gradient_histograms(observe):
     """Context manager: histograms of all gradients that a backward inside makes, as `activations` and `weights`.
 
     Weights are the leaves with requires_grad, each counted once; everything else is an activation (casts are not counted
-    again). Range as exponent_histogram's defaults.
+    again). low, high: the exponents shown, as in exponent_histogram.
     """
 
-    def __init__(self):
+    def __init__(self, low=-40, high=16):
         super().__init__(self._see)
-        self.activations = self.weights = exponent_histogram(np.zeros(0))
+        self.low, self.high = low, high
+        self.activations = self.weights = exponent_histogram(np.zeros(0), low, high)
 
     def _see(self, phase, op, inputs, output):
         if phase != "backward":
@@ -321,6 +332,6 @@ class gradient_histograms(observe):
         _, node, i = inputs
         edge = node.edges[i]
         if _is_leaf(edge):
-            self.weights = self.weights + exponent_histogram(output)
+            self.weights = self.weights + exponent_histogram(output, self.low, self.high)
         elif not op.is_cast and not (edge.op.is_cast and _is_leaf(edge.edges[0])):
-            self.activations = self.activations + exponent_histogram(output)
+            self.activations = self.activations + exponent_histogram(output, self.low, self.high)

@@ -82,8 +82,16 @@ def test_a_loop_left_by_break_is_followed_by_a_whole_new_epoch():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0: give a whole number"):
         DataLoader((np.arange(3),), batch_size=0)
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 2.5: give a whole number"):
+        DataLoader((np.arange(3),), batch_size=2.5)
+    with pytest.raises(TypeError, match=r"dataset is a bare array of shape \(3,\): give a tuple, \(array,\)"):
+        DataLoader(np.arange(3))
+    with pytest.raises(ValueError, match="first dimension of samples, got the scalar 3"):
+        Dataset(3)
+    with pytest.raises(ValueError, match="at least one array, got none: give Dataset"):
+        DataLoader(())
     with pytest.raises(ValueError, match="the dataset is empty"):
         DataLoader((np.arange(0),))
     with pytest.raises(ValueError, match=r"different lengths \[3, 2\]"):

@@ -97,7 +97,7 @@ def test_adam_is_the_formula_in_float64_and_in_float32(kind, options):
 
 def test_defaults_are_torchs():
     p = parameter([1.0])
-    shown = {"params": [p], "maximize": False, "master_weights": False}
+    shown = {"params": [p], "maximize": False, "master_weights": False, "write_back": "nearest"}
     sgd = {"lr": 1e-3, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False}
     adam = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "amsgrad": False}
     assert optim.SGD([p]).param_groups == [shown | sgd]
@@ -202,7 +202,7 @@ def test_groups_have_their_own_options():
 def test_repr_lists_the_groups():
     assert repr(optim.SGD([parameter([1.0])], lr=0.5)) == (
         "SGD (\nParameter Group 0\n    dampening: 0\n    lr: 0.5\n    master_weights: False\n"
-        "    maximize: False\n    momentum: 0\n    nesterov: False\n    weight_decay: 0\n)"
+        "    maximize: False\n    momentum: 0\n    nesterov: False\n    weight_decay: 0\n    write_back: nearest\n)"
     )
 
 

@@ -571,8 +571,14 @@ def test_giving_up_on_a_nan_made_by_the_backward():
 
 
 def test_giving_up_on_a_gradient_that_does_not_fit():
-    with pytest.raises(FloatingPointError, match="the scale may still be too high, or this gradient does not fit"):
-        training(GradScaler(init_scale=2.0**30, max_skips=2), lambda p: (p.reshape(1, 1) @ p.reshape(1, 1)).sum(), steps=10)
+    with pytest.raises(
+        FloatingPointError, match="the scale may still be too high, or the gradient does not fit"
+    ):
+        training(
+            GradScaler(init_scale=2.0**30, max_skips=2),
+            lambda p: (p.reshape(1, 1) @ p.reshape(1, 1)).sum(),
+            steps=10,
+        )
 
 
 def test_skips_that_are_not_in_a_row_are_fine():

@@ -11,14 +11,15 @@ import numpy as np
 
 from minamp.formats import widen
 
-COLUMN_BYTES = (
-    1 << 20
-)  # a block of columns stays in the second-level cache between its filling and its product
+# A block of columns is used up while it is still in the cache; small blocks wait for BLAS's threads too often.
+# Forward of 16 -> 32 channels, 3x3, 14x14, 128 images on 2 threads: 1 MB 5.3 ms, 2 MB 4.2, 4 MB 3.8, 8 MB 4.2;
+# all columns in one block take twice as long (9.5 ms against 4.8 on 1 thread).
+COLUMN_BYTES = 4 << 20
 
 
 def conv2d(x, w, bias, stride, padding, dilation, groups):
     """x (N, C, H, W), w (O, C / groups, KH, KW), bias (O,) or None -> (N, O, OH, OW), float32 or float64."""
-    (n, c, h, wide), (o, cg, kh, kw) = x.shape, w.shape
+    (n, _, h, wide), (o, cg, kh, kw) = x.shape, w.shape
     padded = _images_last(x, padding)
     oh, ow = conv_size((h, wide), (kh, kw), stride, padding, dilation)
     weights = widen(w).reshape(groups, o // groups, cg * kh * kw)
@@ -155,8 +156,12 @@ def max_pool2d_scatter(g, position, x_shape, kernel, stride, padding, dilation):
     g, position = _images_last(g), np.ascontiguousarray(position.transpose(1, 2, 3, 0))
     n, c, h, w = x_shape
     out = np.zeros((c, h, w, n), g.dtype)
+    apart = all(s > d * (k - 1) for s, d, k in zip(stride, dilation, kernel, strict=True))
     for k, window, at in _windows((h, w), g.shape[1:3], kernel, stride, padding, dilation):
-        out[at] += _keep(g[window], position[window] == k)
+        if apart:  # no element lies in two windows
+            _keep(g[window], position[window] == k, out[at])
+        else:
+            out[at] += _keep(g[window], position[window] == k)
     return out.transpose(3, 0, 1, 2)
 
 
@@ -169,9 +174,11 @@ def max_pool2d_gather(x, position, kernel, stride, padding, dilation):
     return y.transpose(3, 0, 1, 2)
 
 
-def _keep(x, mask):
+def _keep(x, mask, out=None):
     """x where mask, 0 elsewhere: by its bits, since np.where takes 6x longer on a random mask and inf * 0 is nan."""
-    return np.bitwise_and(x.view(f"i{x.itemsize}"), -mask.view(np.int8)).view(x.dtype)
+    bits = np.dtype(f"i{x.itemsize}")
+    out = None if out is None else out.view(bits)
+    return np.bitwise_and(x.view(bits), -mask.view(np.int8), out=out).view(x.dtype)
 
 
 def pool_size(size, kernel, stride, padding, dilation, ceil_mode):

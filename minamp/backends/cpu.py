@@ -19,7 +19,25 @@ from minamp.backends.conv import (  # noqa: F401  the convolution room, same voc
     window_mean_grad,
 )
 from minamp.backends.erf import erf  # noqa: F401
+from minamp.backends.place import (  # noqa: F401  picking and placing
+    argsort,
+    constant_pad_nd,
+    gather,
+    gather_grad,
+    index,
+    index_clear,
+    index_grad,
+    index_put,
+    masked_fill,
+    scatter,
+    scatter_add,
+    scatter_clear,
+    tril,
+    triu,
+)
+from minamp.backends.series import cumprod, cumsum, prod, recurrence, vector_norm  # noqa: F401
 from minamp.backends.update import adam, sgd  # noqa: F401  the optimizers' arithmetic
+from minamp.backends.upsample import upsample2d, upsample2d_grad  # noqa: F401
 from minamp.formats import cast, narrow, round_to, widen  # noqa: F401  part of the vocabulary
 
 name = "cpu"
@@ -31,6 +49,7 @@ log1p, expm1, log2, log10 = np.log1p, np.expm1, np.log2, np.log10
 maximum, minimum, where, isfinite, isnan = np.maximum, np.minimum, np.where, np.isfinite, np.isnan
 zeros_like, ones_like = np.zeros_like, np.ones_like
 reshape, permute, flip = np.reshape, np.transpose, np.flip
+may_share_memory = np.may_share_memory
 
 
 def asarray(x):
@@ -47,10 +66,6 @@ def sum(x, dim=None, keepdim=False):
 def mean(x, dim=None, keepdim=False):
     total = np.sum(widen(x), axis=dim, keepdims=keepdim)
     return total / (x.size / max(total.size, 1))  # of nothing: 0 / 0 = nan without np.mean's warning
-
-
-def cumsum(x, dim):
-    return np.cumsum(widen(x), axis=dim)
 
 
 def running_sums(x, dim):
@@ -119,6 +134,11 @@ def unscale(g, inverse):
 # ---- functions NumPy has not
 
 
+def clamp(x, min=None, max=None):
+    x = x if min is None else np.maximum(x, min)
+    return x if max is None else np.minimum(x, max)
+
+
 def sigmoid(x):
     e = np.exp(-np.abs(x))  # at most 1, so nothing overflows and small results keep their digits
     return np.where(x >= 0, 1.0, e) / (1.0 + e)
@@ -131,37 +151,6 @@ def cat(xs, dim):
     return np.concatenate(xs, axis=dim)
 
 
-def index(x, key):
-    return x[key]
-
-
-def index_grad(g, key, shape):
-    """Zeros of `shape` with `g` added at `key`: repeated positions add up, in g's dtype (float32 for half)."""
-    g = widen(g)
-    out = np.zeros(shape, g.dtype)
-    np.add.at(out, key, g)
-    return out
-
-
-def gather(x, dim, index):
-    return x[_positions(index, dim)]
-
-
-def gather_grad(g, dim, index, shape):
-    """Zeros of `shape` with `g` added where `gather` read."""
-    g = widen(g)
-    out = np.zeros(shape, g.dtype)
-    np.add.at(out, _positions(index, dim), g)
-    return out
-
-
-def _positions(index, dim):
-    """What to index with so that position p of `index` reads place p, but index[p] along `dim` (torch.gather's rule)."""
-    grid = list(np.ogrid[tuple(slice(n) for n in index.shape)])
-    grid[dim : dim + 1] = [index] if index.ndim else []
-    return tuple(grid)
-
-
 def relu(x):
     if x.dtype.char == "e" and x.ndim:
         # Halves order like their bit patterns, so an int16 maximum with 0 is relu, 20x faster than NumPy's half maximum.
@@ -169,3 +158,13 @@ def relu(x):
         if not x.size or x.view(np.uint16).max() <= 0xFC00:
             return np.maximum(x.view(np.int16), 0).view(x.dtype)
     return np.maximum(x, 0)
+
+
+def relu_grad(g, y):
+    """g where y > 0, else 0, by masking g's bits: 0.7 ms per million, np.where takes 5, and a half comparison alone 4."""
+    positive = np.asarray(y.view(np.int16) > 0 if y.dtype.char == "e" else y > 0)
+    word = np.dtype(f"i{g.dtype.itemsize}")
+    mask = positive.astype(word)
+    np.negative(mask, out=mask)  # all bits set where y is positive
+    mask &= g.view(word)
+    return mask.view(g.dtype)

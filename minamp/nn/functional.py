@@ -1,7 +1,21 @@
 """The ops that networks are made of, under the names torch.nn.functional gives them."""
 
-from minamp.ops.conv import adaptive_avg_pool2d, avg_pool2d, conv1d, conv2d, conv_transpose2d, max_pool2d
-from minamp.ops.elementwise import gelu, relu, sigmoid, silu, tanh
+from minamp.ops.activations import (
+    elu,
+    gelu,
+    leaky_relu,
+    logsigmoid,
+    prelu,
+    relu,
+    sigmoid,
+    silu,
+    softplus,
+    tanh,
+)
+from minamp.ops.arrange import pad
+from minamp.ops.attention import scaled_dot_product_attention
+from minamp.ops.conv import conv1d, conv2d, conv_transpose2d
+from minamp.ops.indexing import embedding, one_hot
 from minamp.ops.loss import (
     binary_cross_entropy,
     binary_cross_entropy_with_logits,
@@ -14,8 +28,11 @@ from minamp.ops.loss import (
     smooth_l1_loss,
 )
 from minamp.ops.matmul import linear
+from minamp.ops.norm import cosine_similarity, normalize
 from minamp.ops.normalize import batch_norm, group_norm, layer_norm, log_softmax, rms_norm, softmax
+from minamp.ops.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 from minamp.ops.shape import dropout
+from minamp.ops.upsample import interpolate
 
 __all__ = [
     "adaptive_avg_pool2d",
@@ -26,30 +43,36 @@ __all__ = [
     "conv1d",
     "conv2d",
     "conv_transpose2d",
+    "cosine_similarity",
     "cross_entropy",
     "dropout",
+    "elu",
     "embedding",
     "gelu",
     "group_norm",
     "huber_loss",
+    "interpolate",
     "kl_div",
     "l1_loss",
     "layer_norm",
+    "leaky_relu",
     "linear",
     "log_softmax",
+    "logsigmoid",
     "max_pool2d",
     "mse_loss",
     "nll_loss",
+    "normalize",
+    "one_hot",
+    "pad",
+    "prelu",
     "relu",
     "rms_norm",
+    "scaled_dot_product_attention",
     "sigmoid",
     "silu",
     "smooth_l1_loss",
     "softmax",
+    "softplus",
     "tanh",
 ]
-
-
-def embedding(input, weight):
-    """Rows of `weight` (num, dim) at the integers in `input`; a row picked twice gets both gradients."""
-    return weight[input]

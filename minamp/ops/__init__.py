@@ -1,4 +1,22 @@
 """Every op, by family. `+` is `add` in elementwise.py; the policy of each stands in its declaration."""
 
 from minamp.op import OPS_NAMESPACE
-from minamp.ops import conv, elementwise, loss, matmul, naive, normalize, reduce, shape
+from minamp.ops import (
+    activations,
+    arrange,
+    attention,
+    conv,
+    einsum,
+    elementwise,
+    indexing,
+    loss,
+    matmul,
+    naive,
+    norm,
+    normalize,
+    pool,
+    reduce,
+    scan,
+    shape,
+    upsample,
+)

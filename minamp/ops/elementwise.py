@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from minamp.op import FP32, NOT_LISTED, op
+from minamp.op import FP32, NOT_LISTED, PROMOTE, op
 
 # ---------------------------------------------------------------------------------------------------------- dtype and copies
 
@@ -99,6 +99,63 @@ class div:
         return -(g * y / b)
 
 
+@op(policy=FP32, ints="float")
+class reciprocal:
+    """1 / x; float32 under autocast, since in half it is inf below 1.53e-5. `2 / x` is 2 * reciprocal(x), as in PyTorch."""
+
+    def forward(m, x):
+        return 1.0 / x
+
+    def vjp_x(m, g, y):
+        return -(g * y * y)
+
+
+@op(policy=PROMOTE, mixed="promote")
+class addcmul:
+    """input + value * tensor1 * tensor2, rounded once. Shapes broadcast."""
+
+    def call(input, tensor1, tensor2, *, value=1):
+        return (input, tensor1, tensor2), {"value": value}
+
+    def forward(m, input, tensor1, tensor2, *, value):
+        return input + value * (tensor1 * tensor2)
+
+    def vjp_input(m, g):
+        return g
+
+    def vjp_tensor1(m, g, tensor2, value):
+        return g * (tensor2 * value)
+
+    def vjp_tensor2(m, g, tensor1, value):
+        return g * (tensor1 * value)
+
+
+@op(policy=PROMOTE, mixed="promote")
+class addcdiv:
+    """input + value * tensor1 / tensor2, rounded once. Shapes broadcast; RuntimeError for integers only."""
+
+    def call(input, tensor1, tensor2, *, value=1):
+        if tensor1.dtype.kind in "iub" and tensor2.dtype.kind in "iub":
+            raise RuntimeError(
+                f"addcdiv: {tensor1.dtype} / {tensor2.dtype} has no quotient in its own dtype: use tensor1.float()"
+            )
+        return (input, tensor1, tensor2), {"value": value}
+
+    def forward(m, input, tensor1, tensor2, *, value):
+        return input + value * (tensor1 / tensor2)
+
+    def vjp_input(m, g):
+        return g
+
+    def vjp_tensor1(m, g, tensor2, value):
+        return g * value / tensor2
+
+    def vjp_tensor2(m, g, tensor1, tensor2, value):
+        return -(
+            g * value * (tensor1 / tensor2) / tensor2
+        )  # two quotients: the square of tensor2 could overflow
+
+
 @op(policy=NOT_LISTED)
 class neg:
     """-x."""
@@ -120,13 +177,13 @@ class pow:
     def vjp_a(m, g, a, b):
         # b * a**(b-1), but 0 where b == 0, also at a == 0 where the power would be inf
         if isinstance(b, int | float):
-            return g * (b * a ** (b - 1)) if b else g * 0.0
+            return g * (b * a ** (b - 1)) if b else m.zeros_like(g)
         return m.where(b == 0, m.zeros_like(g * a), g * b * a ** (b - 1))
 
     def vjp_b(m, g, a, y):
         # y * log(a), but 0 where a == 0 and b >= 0 (there y is 0 or 1), as PyTorch
         if isinstance(a, int | float):
-            return g * y * math.log(a) if a > 0 else g * 0.0
+            return g * y * math.log(a) if a > 0 else m.zeros_like(g)
         return g * m.where((a == 0) * (y <= 1.0), m.zeros_like(y), y * m.log(a))
 
 
@@ -160,7 +217,7 @@ class sign:
         return m.sign(x)
 
     def vjp_x(m, g):
-        return g * 0.0
+        return m.zeros_like(g)
 
 
 @op(policy=NOT_LISTED, mixed="promote")
@@ -192,6 +249,35 @@ class minimum:
 
 
 @op(policy=NOT_LISTED, mixed="promote")
+class clamp:
+    """x between min and max (numbers, or tensors that broadcast); max wins where they cross. RuntimeError without both.
+
+    The gradient passes where min <= x <= max, as in PyTorch, and elsewhere reaches the bound that was taken.
+    """
+
+    def call(input, min=None, max=None):
+        if min is None and max is None:
+            raise RuntimeError("clamp: at least one of min and max must be given")
+        return (input, min, max), {}
+
+    def forward(m, x, min, max):
+        return m.clamp(x, min, max)
+
+    def vjp_x(m, g, x, min, max):
+        if min is not None:
+            g = m.where(x >= min, g, m.zeros_like(g))
+        return g if max is None else m.where(x <= max, g, m.zeros_like(g))
+
+    def vjp_min(m, g, x, min, max):
+        g = m.where(x < min, g, m.zeros_like(g))
+        return g if max is None else m.where(min < max, g, m.zeros_like(g))
+
+    def vjp_max(m, g, x, min, max):
+        taken = x > max if min is None else m.maximum(x, min) > max
+        return m.where(taken, g, m.zeros_like(g))
+
+
+@op(policy=NOT_LISTED, mixed="promote")
 class where:
     """a where condition (bool) holds, b elsewhere."""
 
@@ -213,7 +299,7 @@ class zeros_like:
         return m.zeros_like(x)
 
     def vjp_x(m, g):
-        return g * 0.0
+        return m.zeros_like(g)
 
 
 # --------------------------------------------------------------------------------------------------- exponentials, logarithms
@@ -242,6 +328,28 @@ class log:
 
 
 @op(policy=FP32, ints="float")
+class log2:
+    """Logarithm to base 2; -inf at 0, nan below."""
+
+    def forward(m, x):
+        return m.log2(x)
+
+    def vjp_x(m, g, x):
+        return g / x * (1 / math.log(2))
+
+
+@op(policy=FP32, ints="float")
+class log10:
+    """Logarithm to base 10; -inf at 0, nan below."""
+
+    def forward(m, x):
+        return m.log10(x)
+
+    def vjp_x(m, g, x):
+        return g / x * (1 / math.log(10))
+
+
+@op(policy=FP32, ints="float")
 class log1p:
     """log(1 + x), exact for small x."""
 
@@ -250,6 +358,17 @@ class log1p:
 
     def vjp_x(m, g, x):
         return g / (1.0 + x)
+
+
+@op(policy=FP32, ints="float")
+class expm1:
+    """e**x - 1, exact for small x."""
+
+    def forward(m, x):
+        return m.expm1(x)
+
+    def vjp_x(m, g, x):
+        return g * m.exp(x)  # y + 1 would be 0 where y has been rounded to -1: below -8.3 in float16
 
 
 @op(policy=NOT_LISTED, ints="float")
@@ -263,86 +382,37 @@ class sqrt:
         return g / (2.0 * y)
 
 
-# --------------------------------------------------------------------------------------------------------------- activations
+@op(policy=FP32, ints="float")
+class rsqrt:
+    """1 / sqrt(x); inf at 0, nan below. float32 under autocast."""
+
+    def forward(m, x):
+        return 1.0 / m.sqrt(x)
+
+    def vjp_x(m, g, y):
+        return g * (-0.5 * y * y * y)
 
 
 @op(policy=NOT_LISTED, ints="float")
-class tanh:
-    """Hyperbolic tangent; exactly 1 in float16 from 4.5078125 on."""
+class sin:
+    """Sine, x in radians. Half values near 65504 are 32 apart: five turns."""
 
     def forward(m, x):
-        return m.tanh(x)
-
-    def vjp_x(m, g, y):
-        return g * (1.0 - y * y)
-
-
-@op(policy=NOT_LISTED, ints="float")
-class sigmoid:
-    """1 / (1 + e**-x), without overflow on either side; exactly 1 in float16 from 8.3203125 on."""
-
-    def forward(m, x):
-        return m.sigmoid(x)
-
-    def vjp_x(m, g, y):
-        return g * y * (1.0 - y)
-
-
-@op(policy=NOT_LISTED, moves=True)
-class relu:
-    """max(x, 0); the gradient at 0 is 0."""
-
-    def forward(m, x):
-        return m.relu(x)
-
-    def vjp_x(m, g, y):
-        return g * (y > 0)
-
-
-@op(policy=NOT_LISTED, ints="float")
-class erf:
-    """The error function, 2/sqrt(pi) times the integral of exp(-t*t) from 0 to x."""
-
-    def forward(m, x):
-        return m.erf(x)
+        return m.sin(x)
 
     def vjp_x(m, g, x):
-        return g * (m.exp(-(x * x)) * (2.0 / math.sqrt(math.pi)))
+        return g * m.cos(x)
 
 
-@op(policy=NOT_LISTED)
-class gelu:
-    """x times the normal distribution function at x (Hendrycks and Gimpel, 2016); approximate='tanh' for their formula."""
-
-    def call(x, approximate="none"):
-        if approximate not in ("none", "tanh"):
-            raise ValueError(f"gelu: approximate must be 'none' or 'tanh', got {approximate!r}")
-        return (x,), {"approximate": approximate}
-
-    def forward(m, x, *, approximate):
-        if approximate == "none":
-            return 0.5 * x * (1.0 + m.erf(x * math.sqrt(0.5)))
-        return 0.5 * x * (1.0 + m.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))))
-
-    def vjp_x(m, g, x, approximate):
-        if approximate == "none":
-            density = m.exp(-0.5 * (x * x)) * (1 / math.sqrt(2 * math.pi))
-            return g * (0.5 * (1.0 + m.erf(x * math.sqrt(0.5))) + x * density)
-        t = m.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x)))
-        inner = math.sqrt(2 / math.pi) * (1.0 + 3 * 0.044715 * (x * x))
-        return g * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner)
-
-
-@op(policy=NOT_LISTED)
-class silu:
-    """x * sigmoid(x), also called swish; bounded derivative, so safe in half."""
+@op(policy=NOT_LISTED, ints="float")
+class cos:
+    """Cosine, x in radians."""
 
     def forward(m, x):
-        return x * m.sigmoid(x)
+        return m.cos(x)
 
     def vjp_x(m, g, x):
-        s = m.sigmoid(x)
-        return g * (s * (1.0 + x * (1.0 - s)))
+        return -(g * m.sin(x))
 
 
 # --------------------------------------------------------------------------------------------------- comparisons: no gradient

@@ -168,7 +168,8 @@ class kl_div:
     def call(input, target, reduction="mean", log_target=False):
         if reduction == "mean":
             warnings.warn(
-                "kl_div: reduction='mean' divides by the number of entries, not by the batch size: use 'batchmean' for the divergence",
+                "kl_div: reduction='mean' divides by the number of entries, not by the batch size: "
+                "use 'batchmean' for the divergence",
                 UserWarning,
                 stacklevel=3,
             )
@@ -275,9 +276,8 @@ class binary_cross_entropy:
         return (input, target, weight), {"reduction": reduction}
 
     def forward(m, x, target, weight, *, reduction):
-        if (
-            m.name == "cpu" and not ((x >= 0) & (x <= 1)).all()
-        ):  # on a GPU the check would wait for the device
+        # on a GPU the check would wait for the device
+        if m.name == "cpu" and not ((x >= 0) & (x <= 1)).all():
             raise RuntimeError(
                 "binary_cross_entropy: input must lie in [0, 1]: apply sigmoid, or use binary_cross_entropy_with_logits"
             )
@@ -342,9 +342,8 @@ class nll_loss:
                 raise IndexError(
                     f"nll_loss: class id {wrong[0]} is not in [0, {classes}): the input has {classes} classes"
                 )
-        at = (ids * kept).reshape(
-            ids.shape[:dim] + (1,) + ids.shape[dim:]
-        )  # an ignored id reads class 0, times 0
+        # an ignored id reads class 0, and that counts 0
+        at = (ids * kept).reshape(ids.shape[:dim] + (1,) + ids.shape[dim:])
         kept = Tensor(kept.reshape(at.shape).astype(input.dtype))
         return (input, kept, weight), {"at": at, "dim": dim, "reduction": reduction}
 
@@ -360,7 +359,9 @@ class nll_loss:
         if reduction == "none":
             g = m.reshape(g, at.shape)
         elif reduction == "mean":
-            g = g / m.sum(shares)
+            g = (
+                g / m.mean(shares) * (1.0 / max(at.size, 1))
+            )  # as tensors of half a sum beyond 65504 would be inf
         return m.gather_grad(-(g * shares), dim, at, x_shape)
 
 

@@ -86,10 +86,14 @@ def _last_dims(name, x, normalized_shape, **affine):
     """The trailing dimensions that `normalized_shape` names, as negative ints; errors name the op and both shapes."""
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     if not shape or x.shape[-len(shape) :] != shape:
-        raise RuntimeError(f"{name}: input {x.shape} does not end in normalized_shape {shape}: give its last dimensions")
+        raise RuntimeError(
+            f"{name}: input {x.shape} does not end in normalized_shape {shape}: give its last dimensions"
+        )
     for what, tensor in affine.items():
         if tensor is not None and tensor.shape != shape:
-            raise RuntimeError(f"{name}: {what} has shape {tensor.shape}, normalized_shape is {shape}: give the same shape")
+            raise RuntimeError(
+                f"{name}: {what} has shape {tensor.shape}, normalized_shape is {shape}: give the same shape"
+            )
     return tuple(range(-len(shape), 0))
 
 
@@ -121,7 +125,7 @@ class layer_norm:
         return g
 
 
-@op(policy=FP32)
+@op(policy=FP32, mixed="first")
 class rms_norm:
     """x / sqrt(mean(x * x) + eps) * weight over the last dimensions (Zhang and Sennrich, 2019, section 3).
 
@@ -164,7 +168,9 @@ def _channels(name, x, **tensors):
         raise RuntimeError(f"{name}: input must be (N, C, ...), this one has shape {x.shape}")
     for what, tensor in tensors.items():
         if tensor is not None and tensor.shape != x.shape[1:2]:
-            raise RuntimeError(f"{name}: {what} has shape {tensor.shape}, input {x.shape} has {x.shape[1]} channels: give ({x.shape[1]},)")
+            raise RuntimeError(
+                f"{name}: {what} has shape {tensor.shape}, input {x.shape} has {x.shape[1]} channels: give ({x.shape[1]},)"
+            )
 
 
 def _column(m, v, ndim):
@@ -191,7 +197,9 @@ class group_norm:
     def call(input, num_groups, weight=None, bias=None, eps=1e-5):
         _channels("group_norm", input, weight=weight, bias=bias)
         if num_groups < 1 or input.shape[1] % num_groups:
-            raise RuntimeError(f"group_norm: {input.shape[1]} channels can't be split into {num_groups} groups: choose a divisor")
+            raise RuntimeError(
+                f"group_norm: {input.shape[1]} channels can't be split into {num_groups} groups: choose a divisor"
+            )
         return (input, weight, bias), {"groups": num_groups, "eps": eps}
 
     def forward(m, x, weight, bias, *, groups, eps):
@@ -225,18 +233,26 @@ class batch_norm:
     ValueError for a batch with one value a channel, RuntimeError for missing statistics or wrong shapes.
     """
 
-    def call(input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
+    def call(
+        input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
+    ):
         _channels(
             "batch_norm", input, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias
         )
         if not training and (running_mean is None or running_var is None):
-            raise RuntimeError("batch_norm: training=False needs running_mean and running_var: give both, or training=True")
+            raise RuntimeError(
+                "batch_norm: training=False needs running_mean and running_var: give both, or training=True"
+            )
         if training and input.numel() == input.shape[1]:
             raise ValueError(
                 f"batch_norm: input {input.shape} has one value per channel, whose variance is 0: train on larger batches"
             )
         if not training:
-            return (input, weight, bias, running_mean, running_var), {"running": None, "momentum": 0.0, "eps": eps}
+            return (input, weight, bias, running_mean, running_var), {
+                "running": None,
+                "momentum": 0.0,
+                "eps": eps,
+            }
         return (input, weight, bias, None, None), {
             "running": (running_mean, running_var),
             "momentum": momentum,
@@ -280,5 +296,7 @@ def _follow(m, running, batch, momentum):
     """running <- (1 - momentum) * running + momentum * batch, in the memory of `running`."""
     if running is not None:
         old = m.widen(running._data)
-        running._data[...] = m.cast((1.0 - momentum) * old + momentum * m.reshape(batch, old.shape), running.dtype)
+        running._data[...] = m.cast(
+            (1.0 - momentum) * old + momentum * m.reshape(batch, old.shape), running.dtype
+        )
         running._version[0] += 1

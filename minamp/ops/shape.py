@@ -1,4 +1,4 @@
-"""Ops that move values and compute nothing: shapes, slices, joins, and dropout's mask."""
+"""Ops that move values and compute nothing: shapes, joins, and dropout's mask. Picking and placing: indexing.py."""
 
 import math
 
@@ -6,7 +6,6 @@ import numpy as np
 
 from minamp.create import generator
 from minamp.op import NOT_LISTED, composite, op
-from minamp.tensor import Tensor, plain_key
 
 
 def _sizes(sizes):
@@ -152,7 +151,7 @@ def unsqueeze(x, dim):
     return reshape(x, (*x.shape[:dim], 1, *x.shape[dim:]))
 
 
-# ------------------------------------------------------------------------------------------------------------ joins and picks
+# ---------------------------------------------------------------------------------------------------------------------- joins
 
 
 @op(policy=NOT_LISTED, mixed="promote", moves=True)
@@ -186,65 +185,6 @@ builtins_sum = sum
 def stack(tensors, dim=0):
     """Tensors of one shape joined along a new dimension."""
     return cat([unsqueeze(x, dim) for x in tensors], dim)
-
-
-@op(policy=NOT_LISTED, moves=True, view=True)
-class index:
-    """x[key] with ints, slices, None, Ellipsis, integer and bool arrays or tensors."""
-
-    def call(x, key):
-        return (x,), {"key": plain_key(key)}
-
-    def forward(m, x, *, key):
-        return m.index(x, key)
-
-    def vjp_x(m, g, x_shape, key):
-        return m.index_grad(g, key, x_shape)
-
-
-@op(policy=NOT_LISTED)
-class index_grad:
-    """Zeros of `shape` with g added at `key`; repeated positions add up in float32."""
-
-    def call(g, key, shape):
-        return (g,), {"key": plain_key(key), "shape": shape}
-
-    def forward(m, g, *, key, shape):
-        return m.index_grad(g, key, shape)
-
-    def vjp_g(m, g, key):
-        return m.index(g, key)
-
-
-@op(policy=NOT_LISTED, moves=True)
-class gather:
-    """x picked along `dim` at the positions in `index` (integers, as many dimensions as x)."""
-
-    def call(x, dim, index):
-        return (x,), {
-            "dim": dim_of("gather", x, dim),
-            "at": index._data if isinstance(index, Tensor) else np.asarray(index),
-        }
-
-    def forward(m, x, *, dim, at):
-        return m.gather(x, dim, at)
-
-    def vjp_x(m, g, x_shape, dim, at):
-        return m.gather_grad(g, dim, at, x_shape)
-
-
-@op(policy=NOT_LISTED)
-class gather_grad:
-    """Zeros of `shape` with g added where gather read; repeated positions add up in float32."""
-
-    def call(g, dim, at, shape):
-        return (g,), {"dim": dim, "at": at, "shape": shape}
-
-    def forward(m, g, *, dim, at, shape):
-        return m.gather_grad(g, dim, at, shape)
-
-    def vjp_g(m, g, dim, at):
-        return m.gather(g, dim, at)
 
 
 # -------------------------------------------------------------------------------------------------------------------- dropout

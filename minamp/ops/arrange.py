@@ -1,0 +1,190 @@
+"""Putting values in another arrangement: orders, triangles, pads, parts, flips. Nothing is computed, so nothing is rounded."""
+
+from collections import namedtuple
+
+import numpy as np
+
+from minamp.op import NOT_LISTED, composite, op
+from minamp.ops.indexing import gather, index, number_in
+from minamp.ops.shape import dim_of
+
+# ------------------------------------------------------------------------------------------------------------------- orders
+
+Sorted = namedtuple("Sorted", ["values", "indices"])
+TopK = namedtuple("TopK", ["values", "indices"])
+
+
+@op(policy=NOT_LISTED)
+class argsort:
+    """The positions (int64) that sort x along `dim`; always stable, nan counts as the largest."""
+
+    def call(input, dim=-1, descending=False, stable=True):
+        return (input,), {"dim": dim_of("argsort", input, dim), "descending": descending}
+
+    def forward(m, x, *, dim, descending):
+        return m.argsort(x, dim, descending)
+
+
+@composite
+def sort(input, dim=-1, descending=False, stable=True):
+    """(values, indices) along `dim`; always stable, nan counts as the largest. Gradients go back to where values came from."""
+    at = argsort(input, dim, descending)
+    return Sorted(gather(input, dim, at), at)
+
+
+@composite
+def topk(input, k, dim=-1, largest=True, sorted=True):
+    """(values, indices) of the k largest (smallest) along `dim`, in order whether `sorted` or not; nan counts as the largest."""
+    dim = dim_of("topk", input, dim)
+    size = input.shape[dim] if input.ndim else 1
+    if not 0 <= k <= size:
+        raise RuntimeError(f"topk: k {k} is out of range, dimension {dim} of {input.shape} has {size} values")
+    at = argsort(input, dim, largest)
+    at = index(at, (slice(None),) * dim + (slice(k),)) if input.ndim else at
+    return TopK(gather(input, dim, at), at)
+
+
+# ------------------------------------------------------------------------------------------------------------------ triangles
+
+
+def _matrix(name, x, diagonal):
+    if x.ndim < 2:
+        raise RuntimeError(f"{name}: needs at least 2 dimensions, this tensor has shape {x.shape}")
+    return (x,), {"diagonal": diagonal}
+
+
+@op(policy=NOT_LISTED, moves=True)
+class tril:
+    """The lower triangle of the last two dimensions, up to `diagonal`; zeros above."""
+
+    def call(input, diagonal=0):
+        return _matrix("tril", input, diagonal)
+
+    def forward(m, x, *, diagonal):
+        return m.tril(x, diagonal)
+
+    def vjp_x(m, g, diagonal):
+        return m.tril(g, diagonal)
+
+
+@op(policy=NOT_LISTED, moves=True)
+class triu:
+    """The upper triangle of the last two dimensions, from `diagonal` on; zeros below."""
+
+    def call(input, diagonal=0):
+        return _matrix("triu", input, diagonal)
+
+    def forward(m, x, *, diagonal):
+        return m.triu(x, diagonal)
+
+    def vjp_x(m, g, diagonal):
+        return m.triu(g, diagonal)
+
+
+# --------------------------------------------------------------------------------------------------------- pads, parts, flips
+
+
+def _pad_sizes(name, x, pad):
+    pad = tuple(int(n) for n in pad)
+    if len(pad) % 2 or len(pad) > 2 * x.ndim:
+        raise RuntimeError(
+            f"{name}: pad {pad} must be (before, after) for the last dimension, then for the one before it, "
+            f"at most {2 * x.ndim} numbers for shape {x.shape}"
+        )
+    for i, n in enumerate(reversed(x.shape[x.ndim - len(pad) // 2 :])):
+        if n + pad[2 * i] + pad[2 * i + 1] < 0 or -min(pad[2 * i : 2 * i + 2]) > n:
+            raise RuntimeError(f"{name}: pad {pad} crops more than there is of {x.shape}")
+    return pad
+
+
+@op(policy=NOT_LISTED, moves=True)
+class constant_pad_nd:
+    """x with `value` around it, see pad."""
+
+    def call(input, pad, value=0.0):
+        pad = _pad_sizes("constant_pad_nd", input, pad)
+        return (input,), {"pad": pad, "value": number_in("constant_pad_nd", value, input.dtype)}
+
+    def forward(m, x, *, pad, value):
+        return m.constant_pad_nd(x, pad, value)
+
+    def vjp_x(m, g, pad):
+        return m.constant_pad_nd(g, tuple(-n for n in pad))
+
+
+_MODES = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}  # torch's name -> NumPy's
+
+
+@composite
+def pad(input, pad, mode="constant", value=None):
+    """input with room around it: pad = (before, after) of the last dimension, then of the one before it, and so on.
+
+    mode: 'constant' (filled with `value`, 0 by default; negative numbers crop), 'reflect', 'replicate' or 'circular'.
+    RuntimeError where the pad does not fit the shape, or the format can't hold the value.
+    """
+    if mode == "constant":
+        return constant_pad_nd(input, pad, 0.0 if value is None else value)
+    if mode not in _MODES:
+        raise NotImplementedError(f"pad: unknown mode {mode!r}: use 'constant' or one of {list(_MODES)}")
+    if value is not None:
+        raise RuntimeError(f"pad: mode {mode!r} takes no value")
+    pad = _pad_sizes("pad", input, pad)
+    for i in range(len(pad) // 2):
+        dim, sizes = input.ndim - 1 - i, pad[2 * i : 2 * i + 2]
+        most = {"reflect": input.shape[dim] - 1, "circular": input.shape[dim]}.get(mode)
+        if min(sizes) < 0 or most is not None and max(sizes) > most:
+            raise RuntimeError(f"pad: {mode!r} with {sizes} does not fit dimension {dim} of {input.shape}")
+        at = np.pad(np.arange(input.shape[dim]), sizes, mode=_MODES[mode])
+        input = index(input, (slice(None),) * dim + (at,))
+    return input
+
+
+@op(policy=NOT_LISTED, moves=True)
+class flip:
+    """x in reverse order along `dims`."""
+
+    def call(input, *dims):
+        dims = dims[0] if len(dims) == 1 and isinstance(dims[0], tuple | list) else dims
+        dims = tuple(dim_of("flip", input, d) for d in dims)
+        if len(set(dims)) < len(dims):
+            raise RuntimeError(f"flip: dims {dims} name a dimension twice")
+        return (input,), {"dims": dims}
+
+    def forward(m, x, *, dims):
+        return m.flip(x, dims).copy()
+
+    def vjp_x(m, g, dims):
+        return m.flip(g, dims)
+
+
+@composite
+def split(input, split_size_or_sections, dim=0):
+    """Views of input cut along `dim`: pieces of one size (the last may be smaller), or of the sizes in a list."""
+    dim = dim_of("split", input, dim)
+    total, sizes = input.shape[dim], split_size_or_sections
+    if isinstance(sizes, int):
+        if sizes < 0 or sizes == 0 and total:
+            raise RuntimeError(f"split: size {sizes} can't cut dimension {dim} of {input.shape}")
+        sizes = [min(sizes, total - i) for i in range(0, total, sizes)] if total else [0]
+    if sum(sizes) != total:
+        raise RuntimeError(
+            f"split: sizes {list(sizes)} must sum to {total}, dimension {dim} of {input.shape}"
+        )
+    ends = np.cumsum(sizes).tolist()
+    cut = (slice(None),) * dim
+    return tuple(index(input, (*cut, slice(e - n, e))) for n, e in zip(sizes, ends, strict=True))
+
+
+@composite
+def chunk(input, chunks, dim=0):
+    """At most `chunks` views of input along `dim`, all of one size but the last."""
+    if chunks < 1:
+        raise RuntimeError(f"chunk: chunks must be at least 1, got {chunks}")
+    return split(input, max(-(-input.shape[dim_of("chunk", input, dim)] // chunks), 1), dim)
+
+
+@composite
+def unbind(input, dim=0):
+    """The slices of input along `dim`, without it."""
+    dim = dim_of("unbind", input, dim)
+    return tuple(index(input, (slice(None),) * dim + (i,)) for i in range(input.shape[dim]))

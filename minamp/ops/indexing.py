@@ -1,0 +1,323 @@
+"""Picking values and placing them: indices, scatters, masks, embeddings. Nothing is computed but sums over places that are
+named twice, and those are float32. Orders, pads and parts: arrange.py."""
+
+import math
+
+import numpy as np
+
+from minamp.formats import format_of, is_floating
+from minamp.op import NOT_LISTED, PROMOTE, composite, op
+from minamp.ops.shape import dim_of
+from minamp.tensor import Tensor, plain_key
+
+# ------------------------------------------------------------------------------------------------------------------ x[key]
+
+
+@op(policy=NOT_LISTED, stored=True, view=True)
+class index:
+    """x[key] with ints, slices, None, Ellipsis, integer and bool arrays or tensors."""
+
+    def call(x, key):
+        return (x,), {"key": plain_key(key)}
+
+    def forward(m, x, *, key):
+        return m.index(x, key)
+
+    def vjp_x(m, g, x_shape, key):
+        return m.index_grad(g, key, x_shape)
+
+
+pick = index  # the op, where a parameter is called index
+
+
+@op(policy=NOT_LISTED)
+class index_grad:
+    """Zeros of `shape` with g added at `key`; repeated positions add up in float32."""
+
+    def call(g, key, shape):
+        return (g,), {"key": plain_key(key), "shape": shape}
+
+    def forward(m, g, *, key, shape):
+        return m.index_grad(g, key, shape)
+
+    def vjp_g(m, g, key):
+        return m.index(g, key)
+
+
+@op(policy=PROMOTE)
+class index_put:
+    """x with `values` written (accumulate=True: added) at `indices`, a tuple of integer or bool tensors, as in x[indices].
+
+    values broadcasts to x[indices] and has the dtype of x (RuntimeError otherwise; autocast promotes). Repeated places:
+    added up in float32 with accumulate, else one of the values stays. TypeError for indices that are not a tuple.
+    """
+
+    def call(input, indices, values, accumulate=False):
+        if not isinstance(indices, tuple | list):
+            raise TypeError(
+                f"index_put: indices must be a tuple of tensors, got {type(indices).__name__}: write (index,)"
+            )
+        return (input, values), {"key": plain_key(tuple(indices)), "accumulate": accumulate}
+
+    def forward(m, x, values, *, key, accumulate):
+        return m.index_put(x, key, values, accumulate)
+
+    def vjp_x(m, g, key, accumulate):
+        return g if accumulate else m.index_clear(g, key)
+
+    def vjp_values(m, g, values_shape, key):
+        g = m.index(g, key)
+        extra = max(0, len(values_shape) - g.ndim)  # x[key] = v lets v have more dimensions, of size 1
+        shape = values_shape[extra:]
+        return m.reshape(m.sum_to(g, shape), values_shape)
+
+
+@op(policy=NOT_LISTED, moves=True)
+class index_clear:
+    """x with zeros at `key`."""
+
+    def call(x, key):
+        return (x,), {"key": plain_key(key)}
+
+    def forward(m, x, *, key):
+        return m.index_clear(x, key)
+
+    def vjp_x(m, g, key):
+        return m.index_clear(g, key)
+
+
+@composite
+def index_select(input, dim, index):
+    """The slices of input along `dim` that the integers in `index` (a vector or a number) name."""
+    dim, at = dim_of("index_select", input, dim), _integers("index_select", index)
+    if at.ndim > 1:
+        raise IndexError(f"index_select: index has shape {at.shape}: give a vector, or use gather")
+    _check_range("index_select", at, dim, input.shape, IndexError)
+    return pick(input, (slice(None),) * dim + (at.reshape(-1),))
+
+
+# ------------------------------------------------------------------------------------------------------ gather and scatter
+
+
+def _integers(name, index):
+    at = index._data if isinstance(index, Tensor) else np.asarray(index)
+    if at.dtype.kind not in "iu":
+        raise RuntimeError(f"{name}: index must hold integers, this one is {at.dtype}: use index.long()")
+    return at
+
+
+def _check_range(name, at, dim, shape, error=RuntimeError):
+    size = shape[dim] if shape else 1
+    if at.size and not (0 <= at.min() and at.max() < size):
+        bad = at.min() if at.min() < 0 else at.max()
+        raise error(
+            f"{name}: index {bad} is out of bounds for dimension {dim} of {shape}: give 0 to {size - 1}"
+        )
+
+
+def _places(name, x, dim, index, src=None):
+    """The attributes of gather and scatter: dim and the index array, after torch's checks."""
+    dim, at = dim_of(name, x, dim), _integers(name, index)
+    if at.ndim != x.ndim:
+        raise RuntimeError(f"{name}: index has shape {at.shape}, input {x.shape}: give as many dimensions")
+    if any(n > s for i, (n, s) in enumerate(zip(at.shape, x.shape, strict=True)) if i != dim):
+        raise RuntimeError(
+            f"{name}: index {at.shape} must be no larger than input {x.shape} apart from dimension {dim}"
+        )
+    if src is not None and (
+        src.ndim != x.ndim or any(n > s for n, s in zip(at.shape, src.shape, strict=True))
+    ):
+        raise RuntimeError(f"{name}: index {at.shape} must be no larger than src {src.shape}")
+    _check_range(name, at, dim, x.shape)
+    return {"dim": dim, "at": at}
+
+
+@op(policy=NOT_LISTED, stored=True)
+class gather:
+    """x picked along `dim` at the positions in `index` (integers, as many dimensions as x). RuntimeError out of bounds."""
+
+    def call(x, dim, index):
+        return (x,), _places("gather", x, dim, index)
+
+    def forward(m, x, *, dim, at):
+        return m.gather(x, dim, at)
+
+    def vjp_x(m, g, x_shape, dim, at):
+        return m.gather_grad(g, dim, at, x_shape)
+
+
+@op(policy=NOT_LISTED)
+class gather_grad:
+    """Zeros of `shape` with g added where gather read; repeated positions add up in float32."""
+
+    def call(g, dim, at, shape):
+        return (g,), {"dim": dim, "at": at, "shape": shape}
+
+    def forward(m, g, *, dim, at, shape):
+        return m.gather_grad(g, dim, at, shape)
+
+    def vjp_g(m, g, dim, at):
+        return m.gather(g, dim, at)
+
+
+def _picked(m, g, dim, at, src_shape):
+    """The gradient of src: what gather reads, and zeros where src is larger than index."""
+    g = m.gather(g, dim, at)
+    return g if g.shape == src_shape else m.index_grad(g, tuple(slice(n) for n in g.shape), src_shape)
+
+
+@op(policy=PROMOTE)
+class scatter_add:
+    """x with src[p] added at place p, but index[p] along `dim`: gather's reverse. Sums are float32.
+
+    index has as many dimensions as x and is no larger than src. RuntimeError where that fails, out of bounds, and for different
+    dtypes (autocast promotes).
+    """
+
+    def call(input, dim, index, src):
+        return (input, src), _places("scatter_add", input, dim, index, src)
+
+    def forward(m, x, src, *, dim, at):
+        return m.scatter_add(x, dim, at, src)
+
+    def vjp_x(m, g):
+        return g
+
+    def vjp_src(m, g, src_shape, dim, at):
+        return _picked(m, g, dim, at, src_shape)
+
+
+@op(policy=NOT_LISTED, moves=True)
+class scatter:
+    """scatter_add that writes instead of adding; src may be a number. Of several values for one place one stays."""
+
+    def call(input, dim, index, src):
+        if not isinstance(src, Tensor):
+            src = Tensor(np.asarray(number_in("scatter", src, input.dtype), input.dtype))
+            return (input, src), _places("scatter", input, dim, index)
+        return (input, src), _places("scatter", input, dim, index, src)
+
+    def forward(m, x, src, *, dim, at):
+        return m.scatter(x, dim, at, src)
+
+    def vjp_x(m, g, dim, at):
+        return m.scatter_clear(g, dim, at)
+
+    def vjp_src(m, g, src_shape, dim, at):
+        return _picked(m, g, dim, at, src_shape)
+
+
+@op(policy=NOT_LISTED, moves=True)
+class scatter_clear:
+    """x with zeros where scatter writes."""
+
+    def call(x, dim, at):
+        return (x,), {"dim": dim, "at": at}
+
+    def forward(m, x, *, dim, at):
+        return m.scatter_clear(x, dim, at)
+
+    def vjp_x(m, g, dim, at):
+        return m.scatter_clear(g, dim, at)
+
+
+# --------------------------------------------------------------------------------------------------- masks
+
+
+def number_in(name, value, dtype):
+    """`value` as a number of `dtype`; RuntimeError where a finite value lies outside the format."""
+    if not is_floating(dtype):
+        return np.dtype(dtype).type(value).item()
+    limit = format_of(dtype).max
+    if math.isfinite(value) and abs(value) > limit:
+        raise RuntimeError(
+            f"{name}: value {value} can't be held by {np.dtype(dtype)}, whose limits are +-{limit:g}: "
+            f"use {math.copysign(limit, value):g} or {math.copysign(math.inf, value)}, or x.float()"
+        )
+    return float(value)
+
+
+@op(policy=NOT_LISTED, mixed="first", moves=True)
+class masked_fill:
+    """x with `value` (a number or 0-dim tensor) where mask (bool, broadcast against x) holds.
+
+    RuntimeError for a mask that is not bool, and for a value that the format of x can't hold, such as -1e9 in float16.
+    """
+
+    def call(input, mask, value):
+        if not isinstance(mask, Tensor) or mask.dtype != np.bool_:
+            found = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+            raise RuntimeError(f"masked_fill: mask must be a bool tensor, got {found}: use mask.bool()")
+        if not isinstance(value, Tensor):
+            return (input, mask, number_in("masked_fill", value, input.dtype)), {}
+        if value.ndim:
+            raise RuntimeError(
+                f"masked_fill: value must be a number or a 0-dim tensor, this one has shape {value.shape}: use minamp.where"
+            )
+        number_in("masked_fill", value.item(), input.dtype)
+        return (input, mask, value.to(input.dtype)), {}
+
+    def forward(m, x, mask, value):
+        return m.masked_fill(x, mask, value)
+
+    def vjp_x(m, g, mask):
+        return m.masked_fill(g, mask, 0.0)
+
+    def vjp_value(m, g, mask):
+        return m.sum(m.where(mask, g, m.zeros_like(g)))
+
+
+# -------------------------------------------------------------------------------------------------------- embedding, classes
+
+
+@op(policy=NOT_LISTED, stored=True)
+class embedding:
+    """Rows of weight (num, dim) at the integers in input (any shape); a row picked twice gets the float32 sum of both gradients.
+
+    padding_idx: a row that gets no gradient. IndexError for an id outside the table, RuntimeError for ids that are not integers.
+    """
+
+    def call(input, weight, padding_idx=None):
+        ids = input._data
+        if ids.dtype.kind not in "iu":
+            raise RuntimeError(f"embedding: ids must be integers, these are {ids.dtype}: use input.long()")
+        num = weight.shape[0]
+        if ids.size and not (0 <= ids.min() and ids.max() < num):
+            bad = ids.min() if ids.min() < 0 else ids.max()
+            raise IndexError(
+                f"embedding: id {bad} is out of range for a table of {num} rows: give 0 to {num - 1}"
+            )
+        if padding_idx is not None:
+            if not -num <= padding_idx < num:
+                raise AssertionError(
+                    f"embedding: padding_idx {padding_idx} is outside a table of {num} rows: give 0 to {num - 1}"
+                )
+            padding_idx %= num
+        return (input, weight), {"padding_idx": padding_idx}
+
+    def forward(m, ids, weight, *, padding_idx):
+        return m.index(weight, ids)
+
+    def vjp_weight(m, g, ids, weight_shape, padding_idx):
+        if padding_idx is not None:
+            keep = ids != padding_idx
+            g, ids = m.index(g, keep), ids[keep]
+        return m.index_grad(g, ids, weight_shape)
+
+
+@composite
+def one_hot(input, num_classes=-1):
+    """(...) class ids as (..., num_classes) int64 zeros with one 1; -1: as many classes as the largest id needs."""
+    ids = input._data
+    if ids.dtype != np.int64:
+        raise RuntimeError(f"one_hot: class ids must be int64, these are {ids.dtype}: use input.long()")
+    if not ids.size and num_classes <= 0:
+        raise RuntimeError("one_hot: no ids to infer the number of classes from: give num_classes")
+    if ids.size and ids.min() < 0:
+        raise RuntimeError(f"one_hot: class ids must not be negative, found {ids.min()}")
+    num_classes = int(ids.max()) + 1 if num_classes == -1 else num_classes
+    if ids.size and ids.max() >= num_classes:
+        raise RuntimeError(
+            f"one_hot: id {ids.max()} does not fit num_classes {num_classes}: give {ids.max() + 1} or more"
+        )
+    return Tensor((ids[..., None] == np.arange(num_classes)).astype(np.int64))

@@ -1,0 +1,169 @@
+"""Three ways to store a weight, behind one interface: what step() reads, and how the updated value gets back.
+
+    class                    stored                        an update smaller than half a step of the format
+    Float                    float32 (or float64)          is kept, down to 2^-25 of the weight
+    Master                   half and a float32 copy       adds up in the copy
+    Nearest                  half alone                    is lost: 1 - 1e-4 is 1 in float16, every time
+    Stochastic(Nearest)      half alone                    moves the weight a whole step, with the right odds
+    Kahan(Nearest)           half and what rounding lost   waits in the second half number
+
+The update itself is float32 arithmetic in every case. An object here lives for one step; what must last is in
+the optimizer's state. Bytes per weight beside the optimizer's buffers: 4, 6, 2, 2, 4. GradScaler works in float32
+gradients, so of the float16 weights it takes only those with a master.
+"""
+
+import numpy as np
+
+from minamp.formats import is_half, narrow, stochastic_round, widen
+from minamp.tensor import Tensor
+
+
+class Float:
+    """A float32 or float64 weight `p` of `optimizer`, updated where it lies."""
+
+    def __init__(self, p, optimizer):
+        self.p, self.optimizer = p, optimizer
+
+    def owner(self, stepping=False):
+        """The tensor whose .grad the step uses."""
+        return self.p
+
+    def read(self):
+        """The array to update in place, float32 for half weights."""
+        return self.p._data
+
+    def write(self, w):
+        """Bring the updated array back into the weight."""
+        self.p._version[0] += 1  # a cached half copy of the weight is stale now
+
+
+class Nearest(Float):
+    """A half weight alone, rounded to nearest."""
+
+    def read(self):
+        return widen(self.p._data)
+
+    def write(self, w):
+        self.p._data[...] = self._round(w)
+        super().write(w)
+
+    def _round(self, w):
+        return narrow(w, self.p.dtype)
+
+
+class Stochastic(Nearest):
+    """Rounded up or down at random, so that the weight is right on average (Gupta et al., 2015)."""
+
+    def _round(self, w):
+        return stochastic_round(w, self.p.dtype, self.optimizer.generator)
+
+
+class Kahan(Nearest):
+    """Rounded to nearest; what that added is kept in `compensation`, of the weight's own format.
+
+    The step starts from weight - compensation. Kahan summation of the updates, from Zamirai et al., "Revisiting
+    BFloat16 Training", 2020. The two numbers have twice the format's digits: updates below 2^-17 of a bfloat16
+    weight, or 2^-23 of a float16 one, can still be lost, and in float16 all below 2^-25, half its smallest number.
+    """
+
+    def read(self):
+        w, state = widen(self.p._data), self.optimizer.state[self.p]
+        if "compensation" not in state:
+            state["compensation"] = Tensor(np.zeros_like(self.p._data))
+        c = state["compensation"]
+        if _written_by_others(c, self.p):
+            # Rounding moves a weight by at most half a step; what would move it further belongs to another.
+            c._data[narrow(w - 0.5 * widen(c._data), self.p.dtype) != self.p._data] = 0
+        return np.subtract(w, widen(c._data), out=w)
+
+    def write(self, w):
+        super().write(w)
+        c, added = self.optimizer.state[self.p]["compensation"], widen(self.p._data)
+        np.subtract(added, w, out=added)
+        added[~np.isfinite(added)] = 0  # an infinite weight stays infinite: inf - inf would make it nan
+        c._data[...] = narrow(added, c.dtype)
+        c.seen = self.p._version[0]
+
+
+class Master(Nearest):
+    """A half weight with a float32 master: updates add up there and are rounded into the half weight.
+
+    Micikevicius et al., "Mixed Precision Training", 2018, section 3.1.
+    """
+
+    def owner(self, stepping=False):
+        master = self.master()
+        self._copy_gradient(master, stepping)
+        return master
+
+    def read(self):
+        return self.master()._data
+
+    def write(self, w):
+        super().write(w)
+        master = self.p.master
+        master.grad, master.seen = None, self.p._version[0]
+
+    def master(self):
+        """The float32 tensor, made when first asked for."""
+        p, state = self.p, self.optimizer.state[self.p]
+        if "master" not in state:
+            state["master"] = Tensor(widen(p._data), requires_grad=True)
+        master = state["master"]
+        if _written_by_others(master, p):
+            # The new values count, and where the weight still is the rounded master, the master's digits do.
+            same = narrow(master._data, p.dtype) == p._data
+            master.data = np.where(same, master._data, widen(p._data))
+            master.seen = p._version[0]
+        p.master = master  # for clip_grad_norm_(model.parameters()) and model.zero_grad()
+        return master
+
+    def _copy_gradient(self, master, stepping):
+        """Widen the half gradient into master.grad, unless that is set: by an earlier call or by the user.
+
+        RuntimeError if p.grad has changed after that earlier call: it may be scaled where master.grad is
+        unscaled, so neither of them can be what is meant.
+        """
+        p, g = self.p, master.grad
+        if g is not None:
+            source, version = getattr(g, "source", (None, 0))
+            if source is None or source is p.grad and version == source._version[0]:
+                return
+            if p.grad is not None and (stepping or source is p.grad):
+                raise RuntimeError(
+                    f"master weights: the {p.dtype} gradient of a parameter of shape {p.shape} was written after "
+                    "its float32 copy was made (by unscale_ or master_params): write to the .grad of "
+                    "optimizer.master_params(), or call zero_grad() first"
+                )
+        master.grad = None if p.grad is None else Tensor(widen(p.grad._data))
+        if p.grad is not None:
+            master.grad.source = (p.grad, p.grad._version[0])
+
+
+RULES = {"nearest": Nearest, "stochastic": Stochastic, "kahan": Kahan}
+
+
+def of(p, group, optimizer):
+    """The parameter `p` as its group's options say it is stored."""
+    if not is_half(p.dtype):
+        return Float(p, optimizer)
+    if group.get("master_weights"):
+        return Master(p, optimizer)
+    return RULES[group.get("write_back", "nearest")](p, optimizer)
+
+
+def check(name, group):
+    """Raise ValueError for a write_back that does not exist, or that a master makes pointless."""
+    rule = group.get("write_back", "nearest")
+    if rule not in RULES:
+        raise ValueError(f"{name}: write_back must be one of {', '.join(map(repr, RULES))}, got {rule!r}")
+    if rule != "nearest" and group.get("master_weights"):
+        raise ValueError(
+            f"{name}: write_back={rule!r} is for half weights without a master, which loses no update: "
+            "leave out one of write_back and master_weights=True"
+        )
+
+
+def _written_by_others(copy, p):
+    """Whether somebody else (load_state_dict, copy_) has written into `p` since we did."""
+    return getattr(copy, "seen", None) != p._version[0]

@@ -1,0 +1,61 @@
+"""Writes policy_table.md from the registry of ops: python notebooks/pages/policy_table.py"""
+
+import re
+from pathlib import Path
+
+from minamp import ops  # noqa: F401  declares every op
+from minamp.op import POLICIES, Op
+from minamp.tensor import OPS
+
+PAGE = Path(__file__).with_name("policy_table.md")
+
+MEANING = {
+    "lower_precision_fp": "every float tensor is cast to the region's half dtype, then the op runs",
+    "fp32": "every float tensor is cast to float32, then the op runs",
+    "fp32_set_opt_dtype": "`dtype=float32` is filled in unless the caller gave a dtype",
+    "fp32_append_dtype": "as fp32_set_opt_dtype; only `norm`",
+    "promote": "every float tensor is cast to the widest float dtype among the arguments",
+    "banned": "refused inside a region, with the repair in the error",
+    "not listed": "runs in the dtypes it is given, with the ordinary type promotion",
+}
+
+
+def page():
+    """The text of policy_table.md."""
+    declared = sorted((o for o in OPS.values() if isinstance(o, Op)), key=lambda o: o.name)
+    lines = [
+        "# What autocast does with every op",
+        "",
+        "Made from the registry by `python notebooks/pages/policy_table.py`; a test fails if the two differ.",
+        "The lists are those of `torch.autocast('cuda')`, on every device. float64, integers and bools are never cast,",
+        "nor are in-place forms such as `x.add_(y)`. Functions made of several ops (`cross_entropy`, `normalize`) have no",
+        "policy of their own: each op inside is treated as listed here.",
+        "",
+    ]
+    for policy in POLICIES:
+        members = [o for o in declared if o.policy == policy]
+        lines += [
+            f"## {policy}: {len(members)} ops",
+            "",
+            MEANING[policy][0].upper() + MEANING[policy][1:] + ".",
+            "",
+        ]
+        if not members:
+            continue
+        lines += ["| op | declared in | what it is |", "|---|---|---|"]
+        for o in members:
+            file = o.__module__.replace(".", "/") + ".py"
+            text = (
+                re.split(r"(?<=[.;:]) ", " ".join((o.__doc__ or "").split()))[0]
+                .rstrip(".;:")
+                .replace("|", "\\|")
+            )
+            lines.append(f"| `{o.name}` | [{file}](../../{file}) | {text} |")
+        lines.append("")
+    composites = sorted(name for name, f in OPS.items() if not isinstance(f, Op))
+    lines += ["## Made of other ops", "", ", ".join(f"`{n}`" for n in composites) + ".", ""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

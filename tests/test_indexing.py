@@ -1,0 +1,432 @@
+"""Picking and placing: gradients against central differences, torch's rules for places, and the texts of the errors."""
+
+import math
+
+import numpy as np
+import pytest
+
+import minamp
+import minamp.nn.functional as F
+from minamp import bfloat16, float16, float32, tensor
+from minamp.autograd import check_grads
+from minamp.tensor import OPS, Tensor
+
+_rng = np.random.default_rng(3)
+EDGES = [
+    0.0,
+    65504.0,
+    -65504.0,
+    148.0,
+    -148.0,
+    6e4,
+    -6e4,
+]  # of float16: nothing that moves values may lose one
+
+
+def a(*shape):
+    return _rng.standard_normal(shape)
+
+
+def at(values):
+    return Tensor(np.array(values))
+
+
+PLACES = at([[0, 2, 2], [1, 0, 1]])
+MASK = at([[True, False, True], [False, False, True]])
+
+
+def assigned(x, v, w):
+    y = x * 1.0
+    y[0] = v
+    y[:, [0, 2]] = w
+    return y * y
+
+
+def line(name, function, *arrays):
+    return pytest.param(function, arrays, id=name)
+
+
+@pytest.mark.parametrize(
+    "function, arrays",
+    [
+        line("index", lambda x: x[[0, 0, 1], 1:] ** 2, a(2, 3)),
+        line("index rows", lambda x: x[at([[1, 1], [0, -1]])] ** 2, a(2, 3)),
+        line("index mask", lambda x: x[MASK] ** 2, a(2, 3)),
+        line("index_put", lambda x, v: x.index_put((MASK,), v) ** 2, a(2, 3), a(3)),
+        line("index_put number", lambda x, v: x.index_put((MASK,), v) ** 2, a(2, 3), a()),
+        line("index_put rows", lambda x, v: x.index_put((at([1, 0]), at([0, 2])), v) ** 2, a(2, 3), a(1)),
+        line(
+            "index_put accumulate",
+            lambda x, v: x.index_put((at([1, 0, 1]),), v, accumulate=True) ** 2,
+            a(2, 3),
+            a(3, 1),
+        ),
+        line("x[key] = v", assigned, a(2, 3), a(1, 1, 3), a(2, 1)),
+        line("gather", lambda x: OPS["gather"](x, 1, PLACES) ** 2, a(2, 3)),
+        line("scatter_add", lambda x, s: x.scatter_add(1, PLACES, s) ** 2, a(2, 3), a(2, 3)),
+        line("scatter_add larger src", lambda x, s: x.scatter_add(0, at([[1, 0]]), s) ** 2, a(2, 3), a(2, 4)),
+        line("scatter", lambda x, s: x.scatter(1, at([[2, 0], [1, 2]]), s) ** 2, a(2, 3), a(2, 2)),
+        line("scatter number", lambda x: x.scatter(1, at([[2], [1]]), 4.0) ** 2, a(2, 3)),
+        line("index_select", lambda x: x.index_select(1, at([2, 0, 2])) ** 2, a(2, 3)),
+        line("masked_fill", lambda x: x.masked_fill(MASK, 2.0) ** 2, a(2, 3)),
+        line("masked_fill tensor", lambda x, v: x.masked_fill(MASK, v) ** 2, a(3), a()),
+        line("tril", lambda x: x.tril(-1) ** 2, a(2, 3, 3)),
+        line("triu", lambda x: x.triu(1) ** 2, a(3, 4)),
+        line("embedding", lambda w: F.embedding(at([[1, 1], [0, 3]]), w, padding_idx=2) ** 2, a(4, 2)),
+        line("sort", lambda x: x.sort(0, descending=True).values ** 2, a(4, 2)),
+        line("topk", lambda x: x.topk(2).values ** 2, a(2, 4)),
+        line("pad", lambda x: F.pad(x, (1, -1, 0, 2), value=3.0) ** 2, a(2, 3)),
+        line("pad reflect", lambda x: F.pad(x, (2, 1, 1, 0), mode="reflect") ** 2, a(2, 3)),
+        line("pad replicate", lambda x: F.pad(x, (2, 1, 1, 0), mode="replicate") ** 2, a(2, 3)),
+        line("pad circular", lambda x: F.pad(x, (2, 1, 1, 0), mode="circular") ** 2, a(2, 3)),
+        line("flip", lambda x: x.flip(0, 1) * x, a(2, 3)),
+        line("split", lambda x: x.split([1, 2], 1)[1] * x.split(2, 1)[0], a(2, 3)),
+        line("chunk", lambda x: x.chunk(2)[1] ** 2, a(3, 2)),
+        line("unbind", lambda x: x.unbind(1)[1] ** 2, a(3, 2)),
+    ],
+)
+def test_gradients(function, arrays):
+    check_grads(function, *arrays)
+
+
+# ---- x[key] = v inside the record
+
+
+def test_an_assignment_takes_part_in_the_record():
+    x, v = tensor([1.0, 2.0, 3.0], requires_grad=True), tensor(5.0, requires_grad=True)
+    y = x * 2
+    y[1] = v * 3
+    assert y.tolist() == [2, 15, 6] and y.grad_fn.op.name == "index_put"
+    (y * tensor([1.0, 10.0, 100.0])).sum().backward()
+    assert x.grad.tolist() == [2, 0, 200] and v.grad.item() == 30
+
+
+def test_a_tensor_without_history_takes_over_that_of_the_value():
+    x, v = minamp.zeros(3, dtype=float16), tensor([1.5, 2.5], requires_grad=True)
+    x[1:] = v
+    assert x.dtype == float16 and x.requires_grad and x.tolist() == [0, 1.5, 2.5]
+    x.sum().backward()
+    assert v.grad.dtype == float32 and v.grad.tolist() == [1, 1]
+
+
+def test_assignments_are_never_autocast():
+    x, v = minamp.zeros(2), tensor([2.0**-30], requires_grad=True)
+    with minamp.autocast():
+        x[:1] = v
+    assert x.dtype == float32 and x.tolist() == [2.0**-30, 0]
+
+
+def test_what_an_assignment_refuses():
+    leaf = tensor([1.0, 2.0], requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"x\[key\] = value: in-place write to a leaf.*no_grad"):
+        leaf[0] = 5.0
+    with pytest.raises(RuntimeError, match=r"x\[key\] = value: in-place write to a view.*out-of-place"):
+        (leaf * 1)[:1][0] = 5.0
+    with minamp.no_grad():
+        leaf[0] = 5.0
+    assert leaf.tolist() == [5, 2] and leaf.is_leaf
+    square = leaf * 1
+    y = square * square
+    square[0] = 0.0
+    with pytest.raises(RuntimeError, match="mul: argument 'a'.*written in place"):
+        y.sum().backward()
+    with pytest.raises(RuntimeError, match=r"index_put: shapes don't fit"):
+        square[:1] = leaf
+
+
+def test_a_copy_can_be_assigned_to_and_a_view_not():
+    x = tensor([1.0, 2.0, 3.0], requires_grad=True)
+    picked = (x * 1)[[0, 2]]
+    picked[0] = x[1] * 10
+    picked.sum().backward()
+    assert picked.tolist() == [20, 3] and x.grad.tolist() == [0, 10, 1]
+    base = x * 1
+    y = base[[0, 1]] ** 2
+    base[0] = 7.0  # y was made from a copy, so its gradient is still right
+    y.sum().backward()
+    assert x.grad.tolist() == [2, 14, 1]
+
+
+def test_in_place_forms():
+    x = minamp.zeros(3, dtype=float16)
+    assert x.masked_fill_(at([True, False, False]), -math.inf) is x and x.tolist() == [-math.inf, 0, 0]
+    x.index_put_((at([1, 1]),), minamp.ones(2, dtype=float16), accumulate=True)
+    x.scatter_add_(0, at([2]), minamp.ones(1, dtype=float16))
+    assert x.tolist() == [-math.inf, 2, 1]
+
+
+def test_ids_overwritten_before_backward_are_noticed():
+    ids, w = at([0, 1]), minamp.ones(2, 2, requires_grad=True)
+    y = F.embedding(ids, w)
+    ids[0] = 1
+    with pytest.raises(RuntimeError, match="embedding: argument 'ids'.*written in place"):
+        y.sum().backward()
+
+
+# ---- places named twice
+
+
+@pytest.mark.parametrize("dtype, n", [(float16, 4096), (bfloat16, 1000)])
+def test_sums_over_repeated_places_are_float32(dtype, n):
+    ones, zeros = minamp.ones(n, dtype=dtype), minamp.zeros(2, dtype=dtype)
+    same = Tensor(np.ones(n, int))
+    assert zeros.scatter_add(0, same, ones).tolist() == [0, n]
+    assert zeros.index_put((same,), ones, accumulate=True).tolist() == [0, n]
+    for pick in (
+        lambda w: F.embedding(same, w),
+        lambda w: w[same],
+        lambda w: OPS["gather"](w, 0, Tensor(np.ones((n, 1), int))),
+        lambda w: w.index_select(0, same),
+    ):
+        weight = minamp.ones(2, 1, dtype=dtype, requires_grad=True)
+        pick(weight).sum().backward()
+        assert weight.grad.dtype == dtype and weight.grad.reshape(-1).tolist() == [0, n]
+
+
+def test_a_sum_over_repeated_places_is_rounded_once_on_its_way():
+    weight = minamp.ones(1, 1, dtype=float16, requires_grad=True)
+    seen = []
+    middle = weight * 1.0
+    middle.register_hook(lambda g: seen.append(g.item()))
+    F.embedding(Tensor(np.zeros(2049, int)), middle).sum().backward()
+    assert seen == [2048] and weight.grad.item() == 2048  # 2049 lies between two halves
+
+
+def test_index_put_and_scatter_add_promote():
+    h, f, where = minamp.zeros(2, dtype=float16), minamp.ones(2), at([0, 1])
+    for call in (
+        lambda x, v: x.index_put((where,), v),
+        lambda x, v: x.scatter_add(0, where, v),
+    ):
+        with pytest.raises(RuntimeError, match="different dtypes.*float16.*float32.*autocast"):
+            call(h, f)
+        with minamp.autocast():
+            assert call(h, f).dtype == call(f, h).dtype == float32 and call(h, h).dtype == float16
+            with pytest.raises(RuntimeError, match="bfloat16.*can't be promoted"):
+                call(h, f.bfloat16())
+
+
+def test_scatters_follow_torch():
+    x = minamp.zeros(2, 3)
+    assert x.scatter(1, at([[2], [0]]), 5.0).tolist() == [[0, 0, 5], [5, 0, 0]]
+    assert x.scatter_add(0, at([[1, 1, 0]]), minamp.ones(2, 3)).tolist() == [[0, 0, 1], [1, 1, 0]]
+    assert x.scatter_(1, at([[1]]), 2.0) is x and x.tolist() == [[0, 2, 0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize("name", ["gather", "scatter_add"])
+def test_what_gather_and_scatter_refuse(name):
+    src = (minamp.ones(2, 3),) if name == "scatter_add" else ()
+
+    def call(index):
+        return OPS[name](minamp.zeros(2, 3), 1, index, *src)
+
+    with pytest.raises(
+        RuntimeError, match=rf"{name}: index 3 is out of bounds for dimension 1 of \(2, 3\): give 0 to 2"
+    ):
+        call(at([[0, 3], [0, 0]]))
+    with pytest.raises(RuntimeError, match=f"{name}: index -1 is out of bounds"):
+        call(at([[0, -1], [0, 0]]))
+    with pytest.raises(RuntimeError, match=rf"{name}: index has shape \(2,\), input \(2, 3\)"):
+        call(at([0, 1]))
+    with pytest.raises(RuntimeError, match=rf"{name}: index \(3, 1\) must be no larger"):
+        call(at([[0], [0], [0]]))
+    with pytest.raises(RuntimeError, match=rf"{name}: index must hold integers.*float64: use index.long\(\)"):
+        call(at([[0.0]]))
+    with pytest.raises(IndexError, match=f"{name}: dim 2 is out of range"):
+        OPS[name](minamp.zeros(2, 3), 2, at([[0]]), *src)
+
+
+def test_what_the_others_refuse():
+    x = minamp.zeros(2, 3)
+    with pytest.raises(
+        RuntimeError, match=r"scatter_add: index \(2, 2\) must be no larger than src \(2, 1\)"
+    ):
+        x.scatter_add(1, at([[0, 0], [0, 0]]), minamp.ones(2, 1))
+    with pytest.raises(TypeError, match=r"index_put: indices must be a tuple of tensors, got Tensor: write"):
+        x.index_put(at([0]), minamp.ones(3))
+    with pytest.raises(IndexError, match="index_select: index 2 is out of bounds for dimension 0"):
+        x.index_select(0, at([2]))
+    with pytest.raises(IndexError, match=r"index_select: index has shape \(1, 1\): give a vector"):
+        x.index_select(0, at([[0]]))
+    with pytest.raises(RuntimeError, match=r"tril: needs at least 2 dimensions.*\(2,\)"):
+        minamp.zeros(2).tril()
+    with pytest.raises(RuntimeError, match="topk: k 4 is out of range, dimension 1.*3 values"):
+        x.topk(4)
+    with pytest.raises(RuntimeError, match=r"flip: dims \(0, 0\) name a dimension twice"):
+        x.flip(0, -2)
+    with pytest.raises(RuntimeError, match=r"split: sizes \[1, 1\] must sum to 3"):
+        x.split([1, 1], 1)
+    with pytest.raises(RuntimeError, match="chunk: chunks must be at least 1, got 0"):
+        x.chunk(0)
+
+
+# ---- masked_fill
+
+
+@pytest.mark.parametrize(
+    "value, dtype", [(-1e9, float16), (65505.0, float16), (4e38, bfloat16), (1e39, float32)]
+)
+def test_a_value_that_the_format_can_not_hold(value, dtype):
+    x, mask = minamp.zeros(2, dtype=dtype), at([True, False])
+    limit = {float16: "65504", bfloat16: "3.38953e.38", float32: "3.40282e.38"}[dtype]
+    text = rf"masked_fill: value {str(value).replace('+', '.')} can't be held by {dtype}, whose limits are \+-{limit}"
+    for given in (value, tensor(value, dtype=np.float64)):
+        with pytest.raises(RuntimeError, match=text + r".*use -?[\d.e+]+ or -?inf, or x\.float\(\)"):
+            x.masked_fill(mask, given)
+    assert x.float().double().masked_fill(mask, value).tolist() == [value, 0]
+    for name, call in (
+        ("constant_pad_nd", lambda: F.pad(x, (1, 1), value=value)),
+        ("scatter", lambda: x.scatter(0, at([0]), value)),
+    ):
+        with pytest.raises(RuntimeError, match=f"{name}: value"):
+            call()
+
+
+def test_masked_fill_keeps_the_format():
+    x = minamp.ones(2, 2, dtype=float16, requires_grad=True)
+    y = x.masked_fill(at([True, False]), -math.inf)
+    assert y.dtype == float16 and y.tolist() == [[-math.inf, 1]] * 2
+    OPS["softmax"](y, 1).sum().backward()
+    assert np.isfinite(x.grad.data.astype(float)).all()
+    assert tensor([1, 2]).masked_fill(at([True, False]), 7.9).tolist() == [7, 2]
+    with pytest.raises(
+        RuntimeError, match=r"masked_fill: mask must be a bool tensor, got float32: use mask.bool\(\)"
+    ):
+        x.masked_fill(minamp.ones(2), 0.0)
+    with pytest.raises(RuntimeError, match=r"masked_fill: value must be a number or a 0-dim.*\(2,\).*where"):
+        x.masked_fill(at([True, False]), minamp.ones(2))
+
+
+# ---- embedding, one_hot
+
+
+def test_embedding():
+    w = tensor(np.arange(6.0).reshape(3, 2), dtype=float16, requires_grad=True)
+    ids = at([[2, 0], [2, 1]])
+    y = F.embedding(ids, w, padding_idx=-2)
+    assert y.dtype == float16 and y.shape == (2, 2, 2) and y[0, 0].tolist() == [4, 5]
+    y.sum().backward()
+    assert w.grad.tolist() == [[1, 1], [0, 0], [2, 2]]
+    for bad in (3, -1):
+        with pytest.raises(
+            IndexError, match=f"embedding: id {bad} is out of range for a table of 3 rows: give 0 to 2"
+        ):
+            F.embedding(at([0, bad]), w)
+    with pytest.raises(
+        RuntimeError, match=r"embedding: ids must be integers, these are float32: use input.long\(\)"
+    ):
+        F.embedding(minamp.ones(2), w)
+    with pytest.raises(AssertionError, match="embedding: padding_idx 3 is outside a table of 3 rows"):
+        F.embedding(ids, w, padding_idx=3)
+
+
+def test_embedding_of_no_ids():
+    w = minamp.ones(3, 2, requires_grad=True)
+    F.embedding(Tensor(np.zeros((0, 4), int)), w).sum().backward()
+    assert w.grad.tolist() == [[0, 0]] * 3
+
+
+def test_one_hot():
+    assert F.one_hot(at([1, 0])).tolist() == [[0, 1], [1, 0]]
+    assert F.one_hot(at(1), 3).tolist() == [0, 1, 0] and F.one_hot(at([[1]]), 3).shape == (1, 1, 3)
+    for ids, classes, text in (
+        ([4], 3, "id 4 does not fit num_classes 3: give 5 or more"),
+        ([-4], -1, "must not be negative, found -4"),
+        ([1.0], -1, r"must be int64, these are float64: use input.long\(\)"),
+        (np.zeros(0, int), -1, "give num_classes"),
+    ):
+        with pytest.raises(RuntimeError, match=f"one_hot: .*{text}"):
+            F.one_hot(at(ids), classes)
+
+
+# ---- orders
+
+
+@pytest.mark.parametrize("dtype", [float16, bfloat16, float32], ids=str)
+def test_orders_are_stable_and_nan_is_the_largest(dtype):
+    x = tensor([1.0, 1.0, math.nan, 0.0, -math.inf], dtype=dtype)
+    assert x.argsort().tolist() == [4, 3, 0, 1, 2]
+    assert x.argsort(descending=True).tolist() == [2, 0, 1, 3, 4]
+    best, worst = x.topk(3), x.topk(2, largest=False)
+    assert (
+        best.indices.tolist() == [2, 0, 1]
+        and best.values.dtype == dtype
+        and best.values[1:].tolist() == [1, 1]
+    )
+    assert worst.values.tolist() == [-math.inf, 0] and worst.indices.tolist() == [4, 3]
+    assert best.indices.dtype == np.int64
+    number = tensor(2.0, dtype=dtype)
+    assert number.topk(1).values.item() == number.sort().values.item() == 2
+
+
+# ---- pads, parts
+
+
+def test_pads():
+    x = tensor(np.arange(6.0).reshape(2, 3))
+    assert F.pad(x, (1, 0), mode="reflect").tolist() == [[1, 0, 1, 2], [4, 3, 4, 5]]
+    assert F.pad(x, (0, 1), mode="replicate").tolist() == [[0, 1, 2, 2], [3, 4, 5, 5]]
+    assert F.pad(x, (2, 0), mode="circular").tolist() == [[1, 2, 0, 1, 2], [4, 5, 3, 4, 5]]
+    assert F.pad(x, (-1, 1, 1, -1), value=9.0).tolist() == [[9, 9, 9], [1, 2, 9]]
+    assert F.pad(tensor([1, 2]), (1, 1)).tolist() == [0, 1, 2, 0]
+    for pad, mode, value, error, text in (
+        (
+            (3, 0),
+            "reflect",
+            None,
+            RuntimeError,
+            r"pad: 'reflect' with \(3, 0\) does not fit dimension 1 of \(2, 3\)",
+        ),
+        ((4, 0), "circular", None, RuntimeError, "pad: 'circular' with"),
+        ((1, 0), "reflect", 1.0, RuntimeError, "pad: mode 'reflect' takes no value"),
+        ((1, 0), "mirror", None, NotImplementedError, "pad: unknown mode 'mirror': use 'constant'"),
+        ((1,), "constant", None, RuntimeError, r"pad \(1,\) must be \(before, after\).*at most 4 numbers"),
+        ((0,) * 6, "constant", None, RuntimeError, "at most 4 numbers"),
+        ((-2, -2), "constant", None, RuntimeError, "crops more than there is"),
+    ):
+        with pytest.raises(error, match=text):
+            F.pad(x, pad, mode=mode, value=value)
+
+
+def test_parts():
+    x = tensor(np.arange(5.0))
+    assert [p.tolist() for p in x.split(2)] == [[0, 1], [2, 3], [4]]
+    assert [p.shape for p in x.chunk(4)] == [(2,), (2,), (1,)]
+    assert [p.item() for p in x.unbind()] == [0, 1, 2, 3, 4]
+    flipped = x.flip(0)
+    flipped[0] = 9.0
+    assert x.tolist() == [0, 1, 2, 3, 4]  # a copy, as in PyTorch
+
+
+# ---- half at its limits
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda x: x[[0, 1, 2, 3, 4, 5, 6]],
+        lambda x: OPS["gather"](x, 0, at(range(7))),
+        lambda x: x.index_put(
+            (
+                at(
+                    [],
+                ).long(),
+            ),
+            minamp.ones(0, dtype=x.dtype),
+        ),
+        lambda x: x.masked_fill(at([False]), 1.0),
+        lambda x: minamp.zeros(7, dtype=x.dtype).scatter_add(0, at(range(7)), x),
+        lambda x: x.scatter(0, Tensor(np.zeros(0, int)), 1.0),
+        lambda x: F.embedding(at(range(7)), x.reshape(7, 1)),
+        lambda x: x.sort().values,
+        lambda x: F.pad(x, (1, 1)),
+        lambda x: x.reshape(1, 7).triu(-9),
+        lambda x: x.flip(0),
+    ],
+)
+def test_nothing_is_lost_at_the_limits_of_half(move):
+    x = tensor(EDGES, dtype=float16, requires_grad=True)
+    y = move(x)
+    assert sorted(set(y.reshape(-1).tolist())) == sorted(float(np.float16(v)) for v in EDGES)
+    y.sum().backward()
+    assert x.grad.tolist() == [1] * 7

@@ -1,0 +1,499 @@
+"""The gradients of the elementwise, matmul, reduce, shape, normalize and loss ops against central differences in float64,
+first and second order, and what these ops promise beyond their gradients. Half formats: test_half.py."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+
+import minamp
+from minamp import float16, float32, float64, tensor
+from minamp.autograd import check_grads
+from minamp.op import Op
+from minamp.tensor import OPS, Tensor
+
+F = type("Ops", (), {"__getattr__": lambda self, name: OPS[name]})()
+_rng = np.random.default_rng(7)
+
+
+def a(*shape):
+    """Normal values, none nearer to 0 than 0.05, so that a difference never straddles a kink there."""
+    x = _rng.standard_normal(shape)
+    return x + 0.05 * np.sign(x)
+
+
+def pos(*shape):
+    return _rng.uniform(0.3, 1.7, shape)
+
+
+def prob(*shape):
+    return _rng.uniform(0.1, 0.9, shape)
+
+
+def ids(high, *shape):
+    return Tensor(_rng.integers(0, high, shape))
+
+
+MASK = Tensor(np.array([[True, False, True], [False, False, True]]))
+TARGET = Tensor(np.array([2, -100, 0, 1]))
+IMAGE_TARGET = Tensor(np.array([[0, 2], [1, -100]]))
+STATISTICS = (Tensor(pos(3)), Tensor(pos(3)))
+
+
+def line(name, function, *arrays, order=2):
+    return pytest.param(name, function, arrays, order, id=name)
+
+
+LINES = [
+    # elementwise
+    line("to", lambda x: x.to(float64) * F.to(x, float64), a(3)),
+    line("clone", lambda x: F.clone(x) ** 2, a(3)),
+    line("add", F.add, a(2, 3), a(2, 3)),
+    line("add", lambda x, y: F.add(x, y, alpha=3) ** 2, a(2, 1), a(3)),
+    line("sub", lambda x, y: F.sub(x, y, alpha=3) ** 2, a(2, 1, 3), a(4, 1)),
+    line("mul", F.mul, a(2, 3), a(3)),
+    line("mul", F.mul, a(), a(2)),
+    line("mul", F.mul, a(0, 3), a(3)),
+    line("div", F.div, a(2, 3), pos(2, 1)),
+    line("reciprocal", lambda x: 2.0 / x, pos(3)),
+    line("neg", lambda x: F.neg(x) * x, a(2, 3)),
+    line("pow", F.pow, pos(2, 3), a(3)),
+    line("pow", lambda x: x**3 + x**0.0, a(4)),
+    line("pow", lambda x: 2**x, a(4)),
+    line("square", F.square, a(2, 3)),
+    line("abs", lambda x: F.abs(x) * x, a(2, 3)),
+    line("sign", lambda x: F.sign(x) * x, a(2, 3)),
+    line("maximum", lambda x, y: F.maximum(x, y) ** 2, a(2, 3), a(3)),
+    line("minimum", lambda x, y: F.minimum(x, y) ** 2, a(2, 3), a(3)),
+    line("where", lambda x, y: F.where(MASK, x, y) ** 2, a(2, 3), a(3)),
+    line("zeros_like", lambda x: F.zeros_like(x) + x, a(2)),
+    line("exp", F.exp, a(2, 3)),
+    line("log", F.log, pos(2, 3)),
+    line("log1p", F.log1p, pos(2, 3)),
+    line("sqrt", F.sqrt, pos(2, 3)),
+    line("log2", F.log2, pos(2, 3)),
+    line("log10", F.log10, pos(2, 3)),
+    line("expm1", F.expm1, a(2, 3)),
+    line("rsqrt", F.rsqrt, pos(2, 3)),
+    line("sin", F.sin, a(2, 3)),
+    line("cos", F.cos, a(2, 3)),
+    line("clamp", lambda x: F.clamp(x, -0.5, 0.7) ** 2, a(3, 4)),
+    line("clamp", lambda x: F.clamp(x, max=0.01) ** 2, a(3, 4)),
+    line("clamp", lambda x, lo, hi: F.clamp(x, lo, hi) ** 2, a(3, 4), a(4), a(3, 1)),
+    line("clamp", lambda x, lo: F.clamp(x, lo) ** 2, a(3, 4), a(3, 1)),
+    line("clamp", lambda x, hi: F.clamp(x, max=hi) ** 2, a(3, 4), a()),
+    line("addcmul", lambda x, y, z: F.addcmul(x, y, z, value=0.5) ** 2, a(2, 3), a(3), a(2, 1)),
+    line("addcdiv", lambda x, y, z: F.addcdiv(x, y, z, value=0.5) ** 2, a(2, 3), a(3), pos(2, 1)),
+    line("tanh", F.tanh, a(2, 3)),
+    line("sigmoid", F.sigmoid, a(2, 3)),
+    line("relu", lambda x: F.relu(x) ** 2, a(2, 3)),
+    line("erf", F.erf, a(2, 3)),
+    line("gelu", F.gelu, a(2, 3)),
+    line("gelu", lambda x: F.gelu(x, approximate="tanh"), a(2, 3)),
+    line("silu", F.silu, a(2, 3)),
+    # matmul
+    line("matmul", F.matmul, a(2, 3), a(3, 4)),
+    line("matmul", F.matmul, a(3), a(3)),
+    line("matmul", F.matmul, a(2, 3), a(3)),
+    line("matmul", F.matmul, a(3), a(3, 2)),
+    line("matmul", F.matmul, a(3), a(2, 3, 2)),
+    line("matmul", F.matmul, a(2, 2, 3), a(3)),
+    line("matmul", F.matmul, a(2, 1, 2, 3), a(2, 3, 2)),
+    line("matmul", F.matmul, a(0, 3), a(3, 2)),
+    line("matmul", F.matmul, a(2, 0), a(0, 2)),
+    line("linear", F.linear, a(2, 3), a(4, 3), a(4)),
+    line("linear", F.linear, a(2, 2, 3), a(4, 3), a(4)),
+    line("linear", F.linear, a(3), a(4, 3), a(4)),
+    line("linear", F.linear, a(2, 3), a(4, 3)),
+    # reduce
+    line("sum", lambda x: F.sum(x) ** 2, a(2, 3)),
+    line("sum", lambda x: F.sum(x, 1, keepdim=True) * x, a(2, 3, 2)),
+    line("sum", lambda x: F.sum(x, (0, -1)) ** 2, a(2, 3, 2)),
+    line("sum", lambda x: F.sum(x) ** 2, a()),
+    line("sum", F.sum, a(0, 3)),
+    line("mean", lambda x: F.mean(x) ** 2, a(2, 3)),
+    line("mean", lambda x: F.mean(x, (0, 2), keepdim=True) * x, a(2, 3, 2)),
+    line("var", F.var, a(2, 3)),
+    line("var", lambda x: F.var(x, 1, correction=0, keepdim=True) * x, a(2, 3)),
+    line("var", lambda x: F.var(x, (0, 2)), a(2, 3, 2)),
+    line("ones_like", lambda x: F.ones_like(x) * x, a(2)),
+    line("amax", lambda x: F.amax(x) ** 2, a(2, 3)),
+    line("amax", lambda x: F.amax(x, 1, keepdim=True) * x, a(2, 3)),
+    line("amin", lambda x: F.amin(x, (0, 1)) ** 2, a(2, 3, 2)),
+    line("max", lambda x: F.max(x, 1).values ** 2, a(2, 3)),
+    line("max", lambda x, y: F.max(x, y) ** 2, a(2, 3), a(2, 3)),
+    line("min", lambda x: F.min(x, 0, keepdim=True)[0] ** 2, a(2, 3)),
+    # shape
+    line("reshape", lambda x: F.reshape(x, 3, -1) ** 2, a(2, 3)),
+    line("permute", lambda x: F.permute(x, 2, 0, 1) ** 2, a(2, 3, 4)),
+    line("expand", lambda x: F.expand(x, 2, 3, 4) ** 2, a(3, 1)),
+    line("sum_to", lambda x: F.sum_to(x, (1, 3)) ** 2, a(2, 2, 3)),
+    line("transpose", lambda x: F.transpose(x, 0, -1) ** 2, a(2, 3, 4)),
+    line("flatten", lambda x: F.flatten(x, 1) ** 2, a(2, 3, 4)),
+    line("squeeze", lambda x: F.squeeze(x, 1) ** 2, a(2, 1, 3)),
+    line("unsqueeze", lambda x: F.unsqueeze(x, -1) ** 2, a(2, 3)),
+    line("cat", lambda x, y: F.cat([x, y, x], 1) ** 2, a(2, 3), a(2, 1)),
+    line("stack", lambda x, y: F.stack([x, y], -1) ** 2, a(2, 3), a(2, 3)),
+    line("index", lambda x: x[1:, ::2] ** 2, a(3, 4)),
+    line("index", lambda x: x[[0, 0, 2], 1] ** 2, a(3, 4)),
+    line("index", lambda x: x[MASK] ** 2, a(2, 3)),
+    line("index", lambda x: x[..., None, -1] ** 2, a(2, 3)),
+    line("index_grad", lambda x: F.index_grad(x, ([0, 0, 2],), (4,)) ** 2, a(3)),
+    line("gather", lambda x: F.gather(x, 1, Tensor(np.array([[0, 0], [2, 1]]))) ** 2, a(2, 3)),
+    line("gather", lambda x: F.gather(x, 1, Tensor(np.array([[2, 0, 1]]))) ** 2, a(2, 3)),
+    line("gather_grad", lambda x: F.gather_grad(x, 1, np.array([[0, 0], [2, 1]]), (2, 3)) ** 2, a(2, 2)),
+    line("masked_scale", lambda x: F.masked_scale(x, MASK._data, 2.0) ** 2, a(2, 3)),
+    # normalize
+    line("softmax", lambda x: F.softmax(x, 1), a(2, 3)),
+    line("softmax", lambda x: F.softmax(x, 0), a(2, 3, 2)),
+    line("log_softmax", lambda x: F.log_softmax(x, -1), a(2, 3)),
+    line("log_softmax", lambda x: F.log_softmax(x, 0), a(3)),
+    line("layer_norm", lambda x, w, b: F.layer_norm(x, (3,), w, b), a(2, 2, 3), a(3), a(3)),
+    line("layer_norm", lambda x: F.layer_norm(x, (2, 3), eps=0.1), a(2, 2, 3)),
+    line("rms_norm", lambda x, w: F.rms_norm(x, (3,), w), a(2, 3), a(3)),
+    line("rms_norm", lambda x: F.rms_norm(x, (2, 3), eps=0.1), a(2, 2, 3)),
+    line("group_norm", lambda x, w, b: F.group_norm(x, 2, w, b), a(2, 4, 3), a(4), a(4)),
+    line("group_norm", lambda x: F.group_norm(x, 1), a(2, 4)),
+    line("batch_norm", lambda x, w, b: F.batch_norm(x, None, None, w, b, True), a(4, 3), a(3), a(3)),
+    line("batch_norm", lambda x: F.batch_norm(x, None, None, training=True), a(2, 3, 2, 2)),
+    line("batch_norm", lambda x, w, b: F.batch_norm(x, *STATISTICS, w, b) ** 2, a(4, 3, 2), a(3), a(3)),
+    # loss
+    line("mse_loss", F.mse_loss, a(2, 3), a(2, 3)),
+    line("mse_loss", lambda x, t: F.mse_loss(x, t, reduction="none"), a(2, 3), a(2, 3)),
+    line("l1_loss", lambda x, t: F.l1_loss(x, t, reduction="sum") ** 2, a(2, 3), a(2, 3)),
+    line("smooth_l1_loss", lambda x, t: F.smooth_l1_loss(x, t, beta=0.7), a(3, 4), a(3, 4)),
+    line("smooth_l1_loss", lambda x, t: F.smooth_l1_loss(x, t, beta=0.0) ** 2, a(2, 3), a(2, 3)),
+    line("huber_loss", lambda x, t: F.huber_loss(x, t, delta=0.7), a(3, 4), a(3, 4)),
+    line("kl_div", lambda x, t: F.kl_div(x, t, reduction="batchmean"), a(2, 3), pos(2, 3)),
+    line("kl_div", lambda x, t: F.kl_div(x, t, reduction="sum", log_target=True), a(2, 3), a(2, 3)),
+    line("binary_cross_entropy_with_logits", F.binary_cross_entropy_with_logits, a(2, 3), prob(2, 3)),
+    line(
+        "binary_cross_entropy_with_logits",
+        lambda x, t: F.binary_cross_entropy_with_logits(x, t, Tensor(W3), "sum", Tensor(2 * W3)),
+        a(2, 3),
+        prob(2, 3),
+    ),
+    line("binary_cross_entropy", F.binary_cross_entropy, prob(2, 3), prob(2, 3)),
+    line(
+        "binary_cross_entropy",
+        lambda x, t: F.binary_cross_entropy(x, t, Tensor(W3), "none"),
+        prob(2, 3),
+        prob(2, 3),
+    ),
+    line("nll_loss", lambda x: F.nll_loss(x, TARGET, Tensor(W3)) ** 2, a(4, 3)),
+    line("nll_loss", lambda x: F.nll_loss(x, IMAGE_TARGET, reduction="none") ** 2, a(2, 3, 2)),
+    line("cross_entropy", lambda x: F.cross_entropy(x, TARGET), a(4, 3)),
+    line("cross_entropy", lambda x: F.cross_entropy(x, TARGET, Tensor(W3), label_smoothing=0.2), a(4, 3)),
+    line("cross_entropy", lambda x: F.cross_entropy(x, IMAGE_TARGET, reduction="sum"), a(2, 3, 2)),
+    line("cross_entropy", lambda x: F.cross_entropy(x, Tensor(np.array(1))), a(3)),
+    line(
+        "cross_entropy",
+        lambda x, t: F.cross_entropy(x, t, Tensor(W3), label_smoothing=0.2),
+        a(4, 3),
+        prob(4, 3),
+    ),
+]
+W3 = np.array([0.5, 1.0, 2.0])
+
+
+@pytest.mark.parametrize("name, function, arrays, order", LINES)
+def test_gradients(name, function, arrays, order):
+    check_grads(function, *arrays, order=order)
+
+
+def test_every_gradient_has_a_line():
+    families = {f"minamp.ops.{f}" for f in ("elementwise", "reduce", "shape", "normalize", "loss")}
+    declared = {n for n, o in OPS.items() if isinstance(o, Op) and o.__module__ in families and any(o.vjps)}
+    assert declared - {p.values[0] for p in LINES} == set()
+
+
+# ---- elementwise
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(float64, 1e-15), (float32, 3e-7)])
+def test_erf_on_a_grid(dtype, tolerance):
+    x = np.concatenate([np.linspace(-7, 7, 4001), np.logspace(-30, 0, 301)]).astype(dtype)
+    y = OPS["erf"](Tensor(x))._data
+    exact = np.array([math.erf(v) for v in x])
+    assert y.dtype == dtype and np.abs(y).max() == 1
+    assert (np.abs(y - exact) <= tolerance * np.abs(exact)).all()
+    ends = OPS["erf"](Tensor(np.array([np.inf, -np.inf, np.nan, -0.0], dtype)))._data
+    assert ends[0] == 1 and ends[1] == -1 and np.isnan(ends[2]) and np.signbit(ends[3])
+
+
+def test_gradients_at_kinks_and_ties():
+    x = tensor([0.0, -0.0, 2.0], requires_grad=True)
+    (OPS["relu"](x) + OPS["abs"](x)).sum().backward()
+    assert x.grad.tolist() == [0, 0, 2]
+    x, y = tensor([1.0, 2.0], requires_grad=True), tensor([1.0, 3.0], requires_grad=True)
+    OPS["maximum"](x, y).sum().backward()
+    assert x.grad.tolist() == [0.5, 0] and y.grad.tolist() == [0.5, 1]
+    x = tensor([[1.0, 1.0, 0.0]], requires_grad=True)
+    x.max(1).values.sum().backward()  # the first of equals
+    assert x.grad.tolist() == [[1, 0, 0]]
+    x.grad = None
+    x.max().backward()  # shared
+    assert x.grad.tolist() == [[0.5, 0.5, 0]]
+
+
+def test_gradients_of_powers_of_zero():
+    a, b = tensor([0.0, 0.0, 0.0], requires_grad=True), tensor([0.0, 1.0, 2.0], requires_grad=True)
+    (a**b).sum().backward()
+    assert a.grad.tolist() == [0, 1, 0] and b.grad.tolist() == [0, 0, 0]
+
+
+def test_gather_reads_less_than_the_whole():
+    x = tensor(np.arange(12.0).reshape(3, 4))
+    assert OPS["gather"](x, 1, tensor([[3, 0], [1, 1]])).tolist() == [[3, 0], [5, 5]]
+
+
+def test_a_number_over_a_tensor_is_the_reciprocal_times_it():
+    third = np.float16(1 / np.float16(3))
+    assert (5.0 / tensor([3.0], dtype=float16)).item() == np.float16(
+        5 * float(third)
+    )  # rounded twice, as in PyTorch
+    assert (1 / tensor([4])).dtype == float32 and (1 / tensor([4])).item() == 0.25
+
+
+# ---- reductions of nothing and of numbers
+
+
+def test_reductions_of_nothing():
+    empty = minamp.zeros(0, 3)
+    assert empty.sum().item() == 0 and empty.sum(0).tolist() == [0, 0, 0] and empty.sum(1).shape == (0,)
+    assert math.isnan(empty.mean().item()) and np.isnan(empty.mean(0)._data).all()
+    assert math.isnan(empty.var().item()) and math.isnan(tensor(2.0).var().item())
+    for name in ("amax", "argmax", "argmin"):
+        with pytest.raises(
+            RuntimeError, match=rf"{name}.*\(0, 3\), which holds nothing|{name}.*\(0, 3\) holds nothing"
+        ):
+            OPS[name](empty)
+    assert tensor(2.0).sum(0).item() == tensor(2.0).mean(-1).item() == tensor(2.0).max(0).values.item() == 2
+    with pytest.raises(IndexError, match=r"sum: dim 2 is out of range for a tensor of shape \(0, 3\)"):
+        empty.sum(2)
+
+
+# ---- normalize
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_softmax_edges(name):
+    f = OPS[name]
+    assert f(tensor([[0.0, 1000.0], [-1000.0, 0.0]]), 1).isfinite().all()
+    y = f(tensor([[-np.inf, -np.inf], [0.0, -np.inf]]), 1)._data
+    assert np.isnan(y[0]).all() and y[1].tolist() == ([1, 0] if name == "softmax" else [0, -np.inf])
+    assert f(minamp.zeros(3, 0), 1).shape == (3, 0) and f(minamp.zeros(0, 3), 1).shape == (0, 3)
+    assert f(tensor(3.0), 0).item() == (1 if name == "softmax" else 0)
+    assert f(tensor([1, 2]), 0, dtype=float32).dtype == float32
+    assert f(minamp.ones(2, dtype=float16), 0, float32).dtype == float32
+    with pytest.raises(RuntimeError, match=rf"{name}: not defined for int64: use x.float\(\)"):
+        f(tensor([1, 2]), 0)
+    with pytest.raises(IndexError, match=rf"{name}: dim 2 is out of range for a tensor of shape \(2,\)"):
+        f(tensor([1.0, 2.0]), 2)
+
+
+def test_batch_norm_moves_the_running_statistics():
+    x = tensor(np.array([[1.0, 10.0], [3.0, 30.0], [5.0, 20.0]], np.float32), requires_grad=True)
+    mean, var = minamp.zeros(2), minamp.ones(2)
+    memory, versions = mean._data, (mean._version[0], var._version[0])
+    y = OPS["batch_norm"](x, mean, var, training=True, momentum=0.25)
+    assert mean.tolist() == [0.75, 5.0] and mean._data is memory  # a quarter of the way to 3 and 20
+    assert var.tolist() == [1.75, 25.75]  # to 4 and 100: squares over n - 1
+    assert (mean._version[0], var._version[0]) == (versions[0] + 1, versions[1] + 1)
+    assert not mean.requires_grad and not var.requires_grad
+    np.testing.assert_allclose(y._data.mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose((y._data**2).mean(0), 1, rtol=1e-5)  # normalised with n
+    OPS["batch_norm"](x, mean, var, training=False)
+    assert mean.tolist() == [0.75, 5.0]
+
+
+def test_batch_norm_refuses_to_forget_the_statistics_it_used():
+    x, mean, var = minamp.ones(2, 3, requires_grad=True), minamp.zeros(3), minamp.ones(3)
+    y = OPS["batch_norm"](x, mean, var).sum()
+    mean.add_(1.0)
+    with pytest.raises(RuntimeError, match="batch_norm: argument 'mean'.*written in place"):
+        y.backward()
+
+
+def test_batch_norm_of_half_with_float32_parameters():
+    x = tensor(
+        np.array([[300.0], [-300.0]]), dtype=float16, requires_grad=True
+    )  # the variance 90000 is inf in half
+    w, b, mean, var = (
+        minamp.ones(1, requires_grad=True),
+        minamp.zeros(1, requires_grad=True),
+        minamp.zeros(1),
+        minamp.ones(1),
+    )
+    y = OPS["batch_norm"](x, mean, var, w, b, training=True)
+    assert y.dtype == float16 and y.tolist() == [[1], [-1]] and var.dtype == float32
+    assert var.item() == pytest.approx(0.9 + 0.1 * 180000)
+    (y * tensor([[1.0], [0.0]], dtype=float16)).sum().backward()
+    assert x.grad.dtype == float16 and w.grad.dtype == b.grad.dtype == float32
+    assert w.grad.item() == pytest.approx(1) and b.grad.item() == 1
+
+
+def test_normalisation_errors():
+    x, two, three = minamp.ones(4, 3), minamp.ones(2), minamp.ones(3)
+    with pytest.raises(
+        ValueError, match=r"batch_norm: input \(1, 3\) has one value per channel.*larger batches"
+    ):
+        OPS["batch_norm"](x[:1], None, None, training=True)
+    with pytest.raises(RuntimeError, match="batch_norm: training=False needs running_mean and running_var"):
+        OPS["batch_norm"](x, None, None)
+    with pytest.raises(
+        RuntimeError, match=r"batch_norm: weight has shape \(2,\), input \(4, 3\) has 3 channels: give \(3,\)"
+    ):
+        OPS["batch_norm"](x, three, three, two)
+    with pytest.raises(
+        RuntimeError, match=r"group_norm: input must be \(N, C, ...\), this one has shape \(3,\)"
+    ):
+        OPS["group_norm"](three, 1)
+    with pytest.raises(
+        RuntimeError, match="group_norm: 3 channels can't be split into 2 groups: choose a divisor"
+    ):
+        OPS["group_norm"](x, 2)
+    with pytest.raises(
+        RuntimeError, match=r"layer_norm: input \(4, 3\) does not end in normalized_shape \(4,\)"
+    ):
+        OPS["layer_norm"](x, 4)
+    with pytest.raises(RuntimeError, match=r"layer_norm: bias has shape \(2,\), normalized_shape is \(3,\)"):
+        OPS["layer_norm"](x, (3,), three, two)
+    with pytest.raises(RuntimeError, match=r"layer_norm: not defined for int64: use x.float\(\)"):
+        OPS["layer_norm"](tensor([1, 2]), 2)
+
+
+# ---- losses
+
+
+def test_cross_entropy_keeps_what_a_probability_loses():
+    x = tensor([[0.0, 200.0]], requires_grad=True)  # the probability e**-200 is 0 in float32
+    loss = OPS["cross_entropy"](x, tensor([0]))
+    loss.backward()
+    assert loss.item() == 200 and x.grad.tolist() == [[-1, 1]]
+
+
+def test_class_weights_and_ignored_ids():
+    logp = tensor([[-1.0, -2.0], [-3.0, -4.0], [-np.inf, -np.inf]])
+    target, weight = tensor([0, 1, -100]), tensor([1.0, 3.0])
+    assert OPS["nll_loss"](logp, target).item() == 2.5  # (1 + 4) / 2
+    assert OPS["nll_loss"](logp, target, weight).item() == 3.25  # (1 + 3 * 4) / (1 + 3)
+    assert OPS["nll_loss"](logp, target, weight, reduction="none").tolist() == [1, 12, 0]
+    assert OPS["nll_loss"](logp[:2], tensor([0, 1]), ignore_index=1).item() == 1
+
+
+def test_label_smoothing_equals_smoothed_probabilities():
+    x, target = tensor(a(4, 3)), tensor([2, 0, 1, 1])
+    smooth = Tensor(0.7 * np.eye(3)[target._data] + 0.1)
+    hard = OPS["cross_entropy"](x, target, label_smoothing=0.3).item()
+    assert hard == pytest.approx(OPS["cross_entropy"](x, smooth).item(), abs=1e-14)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_losses_of_nothing(smoothing):
+    for logits, target in (
+        (minamp.zeros(0, 3), tensor(np.zeros(0, int))),
+        (minamp.zeros(2, 3), tensor([-100, -100])),
+    ):
+        f = OPS["cross_entropy"]
+        assert math.isnan(f(logits, target, label_smoothing=smoothing).item())
+        assert f(logits, target, reduction="sum", label_smoothing=smoothing).item() == 0
+        assert f(logits, target, reduction="none", label_smoothing=smoothing).tolist() == [0] * len(target)
+    for name in (
+        "mse_loss",
+        "l1_loss",
+        "smooth_l1_loss",
+        "huber_loss",
+        "binary_cross_entropy",
+        "binary_cross_entropy_with_logits",
+    ):
+        x = minamp.zeros(0, 3, requires_grad=True)
+        loss = OPS[name](x, minamp.zeros(0, 3))
+        loss.backward()
+        assert math.isnan(loss.item()) and x.grad.shape == (0, 3)
+
+
+def test_with_logits_is_finite_where_the_probability_is_not():
+    x = tensor([200.0, -200.0], requires_grad=True)
+    loss = OPS["binary_cross_entropy_with_logits"](x, tensor([0.0, 1.0]))
+    loss.backward()
+    assert loss.item() == 200 and x.grad.tolist() == [0.5, -0.5]
+    p = tensor([1.0, 0.0], requires_grad=True)
+    loss = OPS["binary_cross_entropy"](p, tensor([0.0, 1.0]))
+    loss.backward()
+    assert loss.item() == 100 and np.isfinite(p.grad._data).all()
+
+
+def test_kl_div_counts_zero_probabilities_nothing():
+    x = tensor([[-1.0, -2.0]])
+    assert OPS["kl_div"](x, tensor([[1.0, 0.0]]), reduction="batchmean").item() == 1
+    with pytest.warns(
+        UserWarning, match="kl_div: reduction='mean' divides by the number of entries.*use 'batchmean'"
+    ):
+        assert OPS["kl_div"](x, tensor([[1.0, 0.0]])).item() == 0.5
+
+
+@pytest.mark.parametrize("name", ["mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"])
+def test_losses_of_different_shapes_warn_and_broadcast(name):
+    x, t = tensor(np.ones((2, 1)), requires_grad=True), tensor(np.zeros(2), requires_grad=True)
+    with pytest.warns(
+        UserWarning, match=rf"{name}: target \(2,\) and input \(2, 1\) differ in shape"
+    ) as caught:
+        loss = OPS[name](x, t, reduction="none")
+    assert loss.shape == (2, 2) and caught[0].filename == __file__
+    loss.sum().backward()
+    assert x.grad.shape == (2, 1) and t.grad.shape == (2,)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        OPS[name](x, tensor(np.zeros((2, 1))))
+
+
+def test_loss_errors():
+    x, f = minamp.zeros(2, 3), minamp.zeros(2)
+    with pytest.raises(IndexError, match=r"nll_loss: class id 3 is not in \[0, 3\): the input has 3 classes"):
+        OPS["cross_entropy"](x, tensor([0, 3]))
+    with pytest.raises(IndexError, match="class id -1 is not"):
+        OPS["cross_entropy"](x, tensor([0, -1]), label_smoothing=0.1)
+    with pytest.raises(
+        RuntimeError,
+        match=r"cross_entropy: target holds class ids and must be integer, this one is float32: use target.long\(\)",
+    ):
+        OPS["cross_entropy"](x, f)
+    with pytest.raises(
+        RuntimeError, match="nll_loss: target holds class ids and must be integer, this one is bool"
+    ):
+        OPS["nll_loss"](x, tensor([True, False]))
+    with pytest.raises(
+        ValueError,
+        match=r"cross_entropy: target \(3,\) does not fit input \(2, 3\): give one class id per row",
+    ):
+        OPS["cross_entropy"](x, tensor([0, 1, 2]))
+    with pytest.raises(
+        RuntimeError, match=r"nll_loss: weight has shape \(2,\), input \(2, 3\) has 3 classes: give \(3,\)"
+    ):
+        OPS["cross_entropy"](x, tensor([0, 1]), f)
+    with pytest.raises(
+        RuntimeError,
+        match=r"cross_entropy: weight has shape \(2,\), input \(2, 3\) has 3 classes: give \(3,\)",
+    ):
+        OPS["cross_entropy"](x, minamp.ones(2, 3), f)
+    with pytest.raises(ValueError, match=r"cross_entropy: label_smoothing must lie in \[0, 1\], got 2"):
+        OPS["cross_entropy"](x, tensor([0, 1]), label_smoothing=2)
+    for name in ("mse_loss", "l1_loss", "kl_div", "binary_cross_entropy_with_logits", "binary_cross_entropy"):
+        with pytest.raises(
+            ValueError, match=rf"{name}: reduction must be one of 'mean', .*'sum', 'none', got 'avg'"
+        ):
+            OPS[name](x, x, reduction="avg")
+    for name in ("binary_cross_entropy_with_logits", "binary_cross_entropy"):
+        with pytest.raises(ValueError, match=rf"{name}: target \(2,\) must have the shape of input \(2, 3\)"):
+            OPS[name](x, f)
+    for bad in (1.5, -0.5, math.nan):
+        with pytest.raises(
+            RuntimeError, match=r"binary_cross_entropy: input must lie in \[0, 1\]: apply sigmoid"
+        ):
+            OPS["binary_cross_entropy"](tensor([bad]), tensor([1.0]))
+    with pytest.raises(ValueError, match="huber_loss: delta must be positive, got 0"):
+        OPS["huber_loss"](x, x, delta=0)
+    with pytest.raises(ValueError, match="smooth_l1_loss: beta must not be negative, got -1"):
+        OPS["smooth_l1_loss"](x, x, beta=-1)

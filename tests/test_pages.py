@@ -1,0 +1,38 @@
+"""The pages of the course tell the truth about the code."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "notebooks" / "pages"
+
+
+def test_the_policy_table_is_that_of_the_registry():
+    made = runpy.run_path(str(PAGES / "policy_table.py"))
+    assert made["PAGE"].read_text(encoding="utf-8") == made["page"](), (
+        "run python notebooks/pages/policy_table.py"
+    )
+
+
+def test_every_test_named_on_the_differences_page_exists():
+    named = re.findall(
+        r"`(test_\w+\.py)(?:::(\w+))?`", (PAGES / "differences.md").read_text(encoding="utf-8")
+    )
+    assert len(named) >= 15
+    for file, test in named:
+        text = (ROOT / "tests" / file).read_text(encoding="utf-8")
+        assert not test or f"def {test}(" in text, f"{file} has no {test}"
+
+
+@pytest.mark.parametrize("page", sorted(p.name for p in PAGES.glob("*.md")) + ["../../README.md"])
+def test_links_and_file_names_lead_somewhere(page):
+    path = PAGES / page
+    text = path.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        if "://" not in target:
+            assert (path.parent / target).exists(), f"{page} links to {target}"
+    for name in re.findall(r"`((?:minamp|tests|notebooks)/[\w/.]+\.\w+)`", text):
+        assert (ROOT / name).exists(), f"{page} names {name}"

@@ -1,0 +1,112 @@
+"""interpolate: values worked out by hand, gradients, and half at its limits."""
+
+import numpy as np
+import pytest
+
+import minamp
+import minamp.nn.functional as F
+from minamp import bfloat16, float16, float32, float64, tensor
+from minamp.autograd import check_grads
+from minamp.tensor import OPS
+
+_rng = np.random.default_rng(13)
+MODES = [
+    {"mode": "nearest"},
+    {"mode": "bilinear"},
+    {"mode": "bilinear", "align_corners": True},
+]
+SIZES = [{"size": 5}, {"size": (3, 7)}, {"scale_factor": 2}, {"scale_factor": (1.7, 0.6)}, {"size": 1}]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_gradients(size, mode):
+    check_grads(lambda x: F.interpolate(x, **size, **mode) ** 2, _rng.standard_normal((2, 1, 3, 4)))
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_the_gradient_is_the_transposed_map(mode):
+    """<g, A x> = <A' g, x>, and the gradient of A' is A again."""
+    x = tensor(_rng.standard_normal((1, 2, 3, 4)), dtype=float64, requires_grad=True)
+    g = tensor(_rng.standard_normal((1, 2, 5, 6)), dtype=float64, requires_grad=True)
+    y = F.interpolate(x, size=(5, 6), **mode)
+    (back,) = minamp.autograd.grad(y, x, g, create_graph=True)
+    assert (back * x).sum().item() == pytest.approx((g * y).sum().item(), rel=1e-13)
+    (again,) = minamp.autograd.grad(back, g, x.detach().requires_grad_(), create_graph=True)
+    np.testing.assert_allclose(again._data, y._data, rtol=1e-13)
+    assert OPS["upsample2d"].policy == OPS["upsample2d_grad"].policy == "not listed"
+
+
+def row(values, **options):
+    x = tensor(np.array(values, np.float32).reshape(1, 1, 1, -1))
+    return F.interpolate(x, **options).reshape(-1).tolist()
+
+
+def test_values():
+    assert row([1, 2], size=(1, 4)) == [1, 1, 2, 2]
+    assert row([1, 2, 3], size=(1, 2)) == [1, 2]  # floor(0), floor(1.5)
+    assert row([0, 4], size=(1, 4), mode="bilinear") == [0, 1, 3, 4]
+    assert row([0, 3], size=(1, 4), mode="bilinear", align_corners=True) == [0, 1, 2, 3]
+    assert row([0, 3], size=(1, 1), mode="bilinear", align_corners=True) == [0]
+    assert row([0, 2, 4, 6], scale_factor=(1, 0.5), mode="bilinear") == [1, 5]
+    assert row([1, 2, 3], scale_factor=(1, 1.5)) == [1, 1, 2, 3]  # floor(i / 1.5), not floor(i * 3 / 4)
+
+
+def test_same_size_is_the_identity():
+    x = tensor(_rng.standard_normal((1, 2, 5, 7)), dtype=float32)
+    for mode in MODES:
+        np.testing.assert_array_equal(F.interpolate(x, size=(5, 7), **mode)._data, x._data)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("value", [0.0, 65504.0, -65504.0, 148.0, -148.0, 6e4, -6e4])
+def test_half_at_its_limits(value, mode):
+    x = minamp.full((1, 1, 2, 2), value, dtype=float16, requires_grad=True)
+    y = F.interpolate(x, scale_factor=4, **mode)
+    assert y.dtype == float16 and set(y.reshape(-1).tolist()) == {float(np.float16(value))}
+    y.sum().backward()
+    assert x.grad.dtype == float16 and x.grad.reshape(-1).tolist() == [16] * 4
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_gradient_sums_are_float32(mode):
+    for dtype, n in ((float16, 64), (bfloat16, 32)):  # 4096 and 1024 ones come back to one pixel
+        x = minamp.ones(1, 1, 1, 1, dtype=dtype, requires_grad=True)
+        F.interpolate(x, size=n, **mode).sum().backward()
+        assert x.grad.item() == n * n
+
+
+def test_dtypes():
+    x = minamp.ones(1, 1, 2, 2, dtype=float16)
+    with minamp.autocast():
+        for mode in MODES:
+            assert F.interpolate(x, size=3, **mode).dtype == float32
+            assert F.interpolate(x.double(), size=3, **mode).dtype == float64
+
+
+def test_errors():
+    x = minamp.ones(1, 1, 2, 2)
+    for options, error, text in (
+        ({}, ValueError, "give either size or scale_factor, and not both"),
+        ({"size": 3, "scale_factor": 2}, ValueError, "give either size or scale_factor, and not both"),
+        ({"size": 3, "align_corners": False}, ValueError, "align_corners is for mode='bilinear' only"),
+        ({"size": (3,)}, ValueError, r"size \(3,\) must be one number or \(H, W\)"),
+        ({"scale_factor": (2, 2, 2)}, ValueError, r"scale_factor \(2, 2, 2\) must be one number"),
+        (
+            {"size": 3, "mode": "bicubic"},
+            NotImplementedError,
+            "mode must be 'nearest' or 'bilinear', got 'bicubic'",
+        ),
+        (
+            {"size": 0},
+            RuntimeError,
+            r"upsample_nearest2d: input \(1, 1, 2, 2\) to output size \(0, 0\).*greater than 0",
+        ),
+        ({"scale_factor": 0.1, "mode": "bilinear"}, RuntimeError, "upsample_bilinear2d: .*greater than 0"),
+    ):
+        with pytest.raises(error, match=text):
+            F.interpolate(x, **options)
+    with pytest.raises(NotImplementedError, match=r"interpolate: input must be \(N, C, H, W\).*\(1, 2, 2\)"):
+        F.interpolate(x[0], size=3)
+    with pytest.raises(NotImplementedError, match=r"needs floating values.*int64: use x.float\(\)"):
+        F.interpolate(x.long(), size=3)
