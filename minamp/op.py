@@ -162,6 +162,8 @@ class Op:
         return f"<op {self.name}, autocast policy: {self.policy}>"
 
     def __call__(self, *args, **attrs):
+        if "out" in attrs:
+            return self._into(attrs.pop("out"), args, attrs)
         if self.call is not None:
             args, attrs = self.call(*args, **attrs)
         state = autocast_state
@@ -174,6 +176,20 @@ class Op:
         if self.call is not None:
             args, attrs = self.call(*args, **attrs)
         return self._run(args, attrs)
+
+    def _into(self, out, args, attrs):
+        """The out= form: never autocast, as in PyTorch, and never recorded."""
+        if out is None:
+            return self(*args, **attrs)
+        if grad_mode.enabled and any(isinstance(a, Tensor) and a.requires_grad for a in (*args, out)):
+            raise RuntimeError(f"{self.name}: out= can't be recorded: leave it out, or use minamp.no_grad()")
+        result = self.plain(*args, **attrs)
+        if (result.dtype, result.shape) != (out.dtype, out.shape):
+            raise RuntimeError(
+                f"{self.name}: out= is {out.dtype} of shape {out.shape}, the result {result.dtype} of shape {result.shape}: "
+                "give a tensor that fits"
+            )
+        return out.copy_(result)
 
     # -- forward: widen, compute, round once, record
 

@@ -116,12 +116,41 @@ def test_A09_cat_and_stack_promote():
         assert minamp.cat([b, b]).dtype == minamp.stack([b, b]).dtype == float16
 
 
+@pytest.mark.parametrize("one, two", [(float32, float16), (float16, float32)])
+def test_A10_ops_that_promote(one, two):
+    a, b = rand(4, dtype=one), rand(4, dtype=two)
+    where = minamp.tensor([0, 1, 2, 3])
+    with autocast():
+        assert minamp.addcmul(a, b, b).dtype == minamp.addcdiv(a, b, b).dtype == minamp.dot(a, b).dtype == float32
+        assert minamp.index_put(a, (where,), b).dtype == minamp.scatter_add(a, 0, where, b).dtype == float32
+    with autocast(), pytest.raises(RuntimeError, match="addcmul: bfloat16 in a float16 autocast region can't be promoted"):
+        minamp.addcmul(a.bfloat16(), b.bfloat16(), b.bfloat16())
+
+
 def test_A11_binary_cross_entropy_is_refused_with_the_repair():
     p, t = minamp.tensor([0.5]), minamp.tensor([1.0])
     with autocast():
         with pytest.raises(RuntimeError, match="binary_cross_entropy_with_logits"):
             F.binary_cross_entropy(p, t)
         assert F.binary_cross_entropy_with_logits(p.half(), t).dtype == float32
+
+
+def test_A12_in_place_and_out_are_never_cast():
+    a, b, c = rand(3, 3), rand(3, 3), rand(3, 3)
+    out = minamp.zeros(3, 3)
+    with autocast():
+        exact = (a.double() @ b.double()).float()
+        assert minamp.mm(a, b, out=out) is out and out.dtype == float32
+        np.testing.assert_allclose(out.numpy(), exact.numpy(), rtol=1e-5, atol=1e-6)
+        a.addmm_(b, c)
+        assert a.dtype == float32
+        with pytest.raises(RuntimeError, match="mm: tensors of different dtypes"):
+            minamp.mm(a, b.half(), out=out)
+        with pytest.raises(RuntimeError, match="mm: out= is float16 of shape .*, the result float32"):
+            minamp.mm(a, b, out=out.half())
+        a.requires_grad_()
+        with pytest.raises(RuntimeError, match="mm: out= can't be recorded"):
+            minamp.mm(a, b, out=out)
 
 
 def test_A13_a_disabled_region_inside():

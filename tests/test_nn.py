@@ -516,7 +516,7 @@ INF, NAN = math.inf, math.nan
         ((3, 4), (-1.0,), 5.0, (-0.5999999, -0.7999998)),  # not validated
     ],
 )
-def test_b41_clip_grad_norm(grads, args, norm, after):
+def test_B41_clip_grad_norm(grads, args, norm, after):
     ps = with_grads(*grads)
     held = [p.grad for p in ps]
     total = nn.utils.clip_grad_norm_(ps, *args)
@@ -526,14 +526,14 @@ def test_b41_clip_grad_norm(grads, args, norm, after):
     assert all(p.grad is g and g._version[0] == 1 for p, g in zip(ps, held, strict=True)), "in place"
 
 
-def test_b41_error_if_nonfinite_leaves_the_gradients():
+def test_B41_error_if_nonfinite_leaves_the_gradients():
     ps = with_grads(3, INF)
     with pytest.raises(RuntimeError, match="norm of order 2.0 is inf.*error_if_nonfinite=False to go on"):
         nn.utils.clip_grad_norm_(ps, 1.0, error_if_nonfinite=True)
     assert [p.grad.item() for p in ps] == [3.0, INF]
 
 
-def test_b41_nothing_to_clip():
+def test_B41_nothing_to_clip():
     assert nn.utils.clip_grad_norm_([], 1.0).item() == 0.0
     assert nn.utils.clip_grad_norm_([nn.Parameter(np.ones(1, f32))], 1.0).item() == 0.0
     with pytest.warns(UserWarning, match="clip_grad_norm_: got an empty generator"):
@@ -542,7 +542,7 @@ def test_b41_nothing_to_clip():
     assert nn.utils.clip_grad_norm_(p, 2.0).item() == 8.0 and p.grad.item() == pytest.approx(2.0)
 
 
-def test_b41_clip_grad_value():
+def test_B41_clip_grad_value():
     ps = with_grads(-10, 2, 9.8, NAN, INF)
     nn.utils.clip_grad_value_(ps, 2.5)
     np.testing.assert_array_equal([p.grad.item() for p in ps], [-2.5, 2, 2.5, NAN, 2.5])

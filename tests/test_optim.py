@@ -344,7 +344,7 @@ def test_load_state_dict_refuses_other_groups_and_shapes_and_changes_nothing():
 # -- half weights and their masters
 
 
-def test_b42_small_updates_are_lost_in_half_and_kept_in_the_master():
+def test_B42_small_updates_are_lost_in_half_and_kept_in_the_master():
     one, half, mixed = parameter([1.0]), parameter([1.0], f16), parameter([1.0], f16)
     optimizers = [
         optim.SGD([one], lr=1e-4),

@@ -330,6 +330,28 @@ def test_B23_an_overflow_repaired_after_unscale_is_still_skipped():
     assert p.item() == 1.0 and s.get_scale() == 2.0
 
 
+@pytest.mark.parametrize("bad", [None, INF, NAN])
+def test_B24_a_gradient_that_was_gathered_from_rows(bad):
+    """PyTorch's case has a sparse gradient; minamp has no sparse tensors, an embedding's gradient is dense."""
+    s, table = start(GradScaler(init_scale=4.0)), minamp.zeros(2, 3, requires_grad=True)
+    values = minamp.tensor([16.0, 32.0, 64.0 if bad is None else bad])
+    table[minamp.tensor([0, 1, 1]), minamp.tensor([2, 0, 2])].backward(values)
+    opt = optim.SGD([table], lr=1.0)
+    s.unscale_(opt)
+    assert s._records[id(opt)][2] == (bad is not None)
+    if bad is None:
+        assert table.grad.tolist() == [[0, 0, 4], [8, 0, 16]]
+
+
+def test_B25_rows_used_twice_overflow_half_when_added():
+    s, weight = start(GradScaler()), minamp.zeros(2, 1, requires_grad=True)
+    rows = F.embedding(minamp.tensor([1, 1]), weight.half())
+    rows.backward(minamp.tensor([[64000.0], [64000.0]], dtype=float16))
+    opt = optim.SGD([weight], lr=1.0)
+    s.unscale_(opt)
+    assert s._records[id(opt)][2] == 1.0
+
+
 def test_B26_disabled():
     s, p = GradScaler(enabled=False), param()
     opt, loss = optim.SGD([p], lr=0.5), object()
