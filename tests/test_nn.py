@@ -571,3 +571,36 @@ def test_parameters_to_vector_and_back():
     assert (
         net.weight.tolist() == [[0, 1, 2], [3, 4, 5]] and net.bias.tolist() == [6, 7] and net.weight.is_leaf
     )
+
+
+def test_the_smaller_layers_call_their_functions():
+    x = minamp.randn(2, 4, 4, 4)
+    for layer, expected in [
+        (nn.GroupNorm(2, 4), lambda: F.group_norm(x, 2)),
+        (nn.RMSNorm(4), lambda: F.rms_norm(x, (4,))),
+        (nn.PReLU(), lambda: F.leaky_relu(x, 0.25)),
+        (nn.LeakyReLU(0.1), lambda: F.leaky_relu(x, 0.1)),
+        (nn.ELU(2.0), lambda: F.elu(x, 2.0)),
+        (nn.Softplus(2.0), lambda: F.softplus(x, 2.0)),
+        (nn.LogSigmoid(), lambda: F.logsigmoid(x)),
+        (nn.Upsample(scale_factor=2), lambda: F.interpolate(x, scale_factor=2)),
+    ]:
+        np.testing.assert_allclose(
+            layer(x).detach().numpy(), expected().numpy(), rtol=1e-6, err_msg=repr(layer)
+        )
+    log_p, q = F.log_softmax(x, 1), F.softmax(x * 0.5, 1)
+    assert nn.HuberLoss(delta=0.5)(x, q).item() == F.huber_loss(x, q, delta=0.5).item()
+    assert (
+        nn.KLDivLoss(reduction="batchmean")(log_p, q).item()
+        == F.kl_div(log_p, q, reduction="batchmean").item()
+    )
+    with pytest.raises(ValueError, match="3 channels can't be split into 2 groups"):
+        nn.GroupNorm(2, 3)
+
+
+def test_the_padding_row_of_an_embedding_stays_zero():
+    table = nn.Embedding(5, 3, padding_idx=1)
+    out = table(minamp.tensor([1, 2, 1]))
+    assert out[0].tolist() == [0.0] * 3
+    out.sum().backward()
+    assert table.weight.grad[1].tolist() == [0.0] * 3 and table.weight.grad[2].tolist() == [1.0] * 3

@@ -2,11 +2,12 @@
 
 import math
 
-from minamp.create import empty, ones, zeros
+from minamp.create import empty, full, ones, zeros
 from minamp.formats import float32
 from minamp.nn import functional as F
 from minamp.nn import init
 from minamp.nn.module import Module, Parameter
+from minamp.record import no_grad
 from minamp.tensor import tensor
 
 
@@ -170,16 +171,22 @@ class ConvTranspose2d(_Conv):
 
 
 class Embedding(Module):
-    """Rows of weight (num_embeddings, embedding_dim), picked by integers; drawn from N(0, 1)."""
+    """Rows of weight (num_embeddings, embedding_dim), picked by integers; drawn from N(0, 1).
 
-    def __init__(self, num_embeddings, embedding_dim, device=None, dtype=None):
+    padding_idx: a row that starts as zeros and gets no gradient.
+    """
+
+    def __init__(self, num_embeddings, embedding_dim, padding_idx=None, device=None, dtype=None):
         super().__init__()
-        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
         self.weight = _new((num_embeddings, embedding_dim), dtype=dtype, device=device)
         init.normal_(self.weight)
+        if padding_idx is not None:
+            with no_grad():
+                self.weight[padding_idx] = 0.0
 
     def forward(self, index):
-        return F.embedding(index, self.weight)
+        return F.embedding(index, self.weight, self.padding_idx)
 
     def extra_repr(self):
         return f"{self.num_embeddings}, {self.embedding_dim}"
@@ -275,3 +282,58 @@ class LayerNorm(Module):
 
     def extra_repr(self):
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
+
+
+class RMSNorm(Module):
+    """Divides each sample by its root mean square over the last dimensions (Zhang and Sennrich, 2019)."""
+
+    def __init__(self, normalized_shape, eps=None, elementwise_affine=True, device=None, dtype=None):
+        super().__init__()
+        self.normalized_shape = (
+            (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        )
+        self.eps, self.elementwise_affine = eps, elementwise_affine
+        weight = _new(self.normalized_shape, ones, dtype=dtype, device=device) if elementwise_affine else None
+        self.register_parameter("weight", weight)
+
+    def forward(self, x):
+        return F.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+
+    def extra_repr(self):
+        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
+
+
+class GroupNorm(Module):
+    """Normalizes each sample over groups of channels of x (N, C, ...) (Wu and He, 2018)."""
+
+    def __init__(self, num_groups, num_channels, eps=1e-5, affine=True, device=None, dtype=None):
+        if num_channels % num_groups:
+            raise ValueError(
+                f"GroupNorm: {num_channels} channels can't be split into {num_groups} groups: choose a divisor"
+            )
+        super().__init__()
+        self.num_groups, self.num_channels, self.eps, self.affine = num_groups, num_channels, eps, affine
+        shape = (num_channels,)
+        self.register_parameter("weight", _new(shape, ones, dtype=dtype, device=device) if affine else None)
+        self.register_parameter("bias", _new(shape, zeros, dtype=dtype, device=device) if affine else None)
+
+    def forward(self, x):
+        return F.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+
+    def extra_repr(self):
+        return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}"
+
+
+class PReLU(Module):
+    """x where positive, weight * x elsewhere, the weight being learned: one, or one per channel (He et al., 2015)."""
+
+    def __init__(self, num_parameters=1, init=0.25, device=None, dtype=None):
+        super().__init__()
+        self.num_parameters = num_parameters
+        self.weight = Parameter(full((num_parameters,), init, dtype=dtype or float32, device=device))
+
+    def forward(self, x):
+        return F.prelu(x, self.weight)
+
+    def extra_repr(self):
+        return f"num_parameters={self.num_parameters}"

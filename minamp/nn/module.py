@@ -270,8 +270,6 @@ class Module:
                 array = array if device is None else backends.move(array, device)
                 if array is not t._data:
                     t.data = array
-                    if t._node is not None:
-                        t._node.dtype = t.dtype  # gradients arrive in the new format from now on
         return self
 
     def to(self, *args, dtype=None, device=None, **_ignored):

@@ -81,6 +81,70 @@ class SiLU(Module):
         return F.silu(x)
 
 
+class LeakyReLU(Module):
+    """x where positive, negative_slope * x elsewhere."""
+
+    def __init__(self, negative_slope=0.01, inplace=False):
+        super().__init__()
+        self.negative_slope = negative_slope
+
+    def forward(self, x):
+        return F.leaky_relu(x, self.negative_slope)
+
+    def extra_repr(self):
+        return f"negative_slope={self.negative_slope}"
+
+
+class ELU(Module):
+    """x where positive, alpha * (e**x - 1) elsewhere."""
+
+    def __init__(self, alpha=1.0, inplace=False):
+        super().__init__()
+        self.alpha = alpha
+
+    def forward(self, x):
+        return F.elu(x, self.alpha)
+
+    def extra_repr(self):
+        return f"alpha={self.alpha}"
+
+
+class Softplus(Module):
+    """log(1 + e**(beta x)) / beta, x itself where beta x > threshold."""
+
+    def __init__(self, beta=1.0, threshold=20.0):
+        super().__init__()
+        self.beta, self.threshold = beta, threshold
+
+    def forward(self, x):
+        return F.softplus(x, self.beta, self.threshold)
+
+    def extra_repr(self):
+        return f"beta={self.beta}, threshold={self.threshold}"
+
+
+class LogSigmoid(Module):
+    """log(sigmoid(x))."""
+
+    def forward(self, x):
+        return F.logsigmoid(x)
+
+
+class Upsample(Module):
+    """x (N, C, H, W) enlarged to `size` or by `scale_factor`; mode 'nearest' or 'bilinear'."""
+
+    def __init__(self, size=None, scale_factor=None, mode="nearest", align_corners=None):
+        super().__init__()
+        self.size, self.scale_factor, self.mode, self.align_corners = size, scale_factor, mode, align_corners
+
+    def forward(self, x):
+        return F.interpolate(x, self.size, self.scale_factor, self.mode, self.align_corners)
+
+    def extra_repr(self):
+        how = f"size={self.size}" if self.size is not None else f"scale_factor={self.scale_factor}"
+        return f"{how}, mode={self.mode!r}"
+
+
 class Sigmoid(Module):
     """1 / (1 + e**-x)."""
 

@@ -1,0 +1,143 @@
+"""The demo's figures. Each is drawn from what was measured; matplotlib is imported when the first one is."""
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+BLUE, RED, GREEN, GREY = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#666666",
+)  # Okabe and Ito: apart for all kinds of colour vision
+
+
+def percent(share):
+    """'93.5 %', but never '100.0 %' or '0.0 %' for a share that is not exactly that."""
+    text = f"{100 * share:.1f}"
+    if text == "100.0":
+        return "100 %" if share == 1 else ">99.9 %"
+    if text == "0.0":
+        return "0 %" if share == 0 else "<0.1 %"
+    return f"{text} %"
+
+
+def save_figure(path, paint, height):
+    """Let paint(figure) draw into a temporary file and move it into place: an interrupted run leaves no half-written figure."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    style = {"font.size": 12, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
+    with rc_context(style), replacing(path) as temporary:
+        figure = Figure(figsize=(10, height), layout="constrained")
+        paint(figure)
+        figure.savefig(temporary, format="png", dpi=120)
+
+
+@contextlib.contextmanager
+def replacing(path):
+    """The path of a temporary file beside `path` that takes its place at the end, or vanishes on an error."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        yield temporary
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def collapse(figure, full, broken, cured, shown):
+    """The losses of the first `shown` steps, with the NaN step marked."""
+    axes = figure.subplots()
+    shown = min(len(full.losses), shown)
+    steps = np.arange(1, shown + 1)
+    axes.plot(steps, full.losses[:shown], color=GREY, lw=1.5, label="float32")
+    axes.plot(
+        steps,
+        cured.losses[:shown],
+        color=BLUE,
+        lw=1.5,
+        label="autocast: float16, but exp, sum and log in float32",
+    )
+    axes.plot(steps, broken.losses[:shown], color=RED, lw=3, label="float16 everywhere")
+    if broken.nan_step:
+        at, loss = broken.nan_step - 1, broken.losses[broken.nan_step - 2]
+        axes.plot(at, loss, "X", color=RED, ms=14)
+        text = f"NaN at step {broken.nan_step}"
+        if broken.bad_op is not None:
+            text += f": {broken.bad_op}({broken.largest_input:.2f}) overflows float16"
+        axes.annotate(
+            text,
+            (at, loss),
+            (at + 0.07 * shown, 0.62 * max(full.losses[:shown])),
+            color=RED,
+            arrowprops={"arrowstyle": "->", "color": RED},
+        )
+    axes.set(xlabel="training step", ylabel="loss", xlim=(0, shown), ylim=(0, None))
+    axes.set_title("Act 1: the same code in three precisions", loc="left")
+    axes.legend(loc="upper right")
+
+
+def underflow(figure, weights, scale):
+    """The measured float32 gradients, and where they come to lie when the loss is multiplied by `scale` (a power of two)."""
+    shift, shown = int(np.log2(scale)), slice(4, None)
+    panels = figure.subplots(2, sharex=True, sharey=True)
+    for axes, moved, title in zip(
+        panels, (0, shift), ("Without scaling", f"Loss times {scale:,.0f}"), strict=True
+    ):
+        e, n = weights.exponents[shown] + moved, weights.counts[shown]
+        lost, over = e < -25, e >= 16
+        axes.bar(e[~lost & ~over] + 0.5, n[~lost & ~over], 0.9, color=BLUE)
+        axes.bar(e[lost | over] + 0.5, n[lost | over], 0.9, color=RED)
+        nonzero = weights.total - weights.zeros
+        share = (n[lost].sum() + weights.below + weights.counts[: shown.start].sum()) / nonzero
+        axes.axvspan(-25, 16, color=BLUE, alpha=0.07, lw=0)
+        for x in (-25, -14, 16):
+            axes.axvline(x, color=GREY, lw=1, ls="--" if x == -14 else "-")
+        axes.set(ylabel="weight gradients", xlim=(-52, 20))
+        axes.margins(y=0.3)
+        axes.set_title(
+            f"{title}: {percent(share)} of the non-zero gradients are too small for float16", loc="left"
+        )
+        top = axes.get_xaxis_transform()
+        for x, text, side in (
+            (-25.4, "0 in float16", "right"),
+            (-24.6, "fewer digits", "left"),
+            (-13.6, "full precision", "left"),
+            (16.3, "inf", "left"),
+        ):
+            axes.text(
+                x, 0.97, text, transform=top, ha=side, va="top", color=RED if x in (-25.4, 16.3) else BLUE
+            )
+    panels[1].set_xlabel("power of two of the gradient (-25 stands for values from 2$^{-25}$ to 2$^{-24}$)")
+
+
+def scale_trace(figure, run, interval):
+    """The loss scale after every step, with the skipped steps marked."""
+    axes = figure.subplots()
+    steps = np.arange(1, len(run.scales) + 1)
+    axes.step(steps, run.scales, where="post", color=BLUE, lw=2, label="scale")
+    if run.skips:
+        at = np.array(run.skips)
+        axes.plot(
+            at,
+            np.array(run.scales)[at - 1],
+            "v",
+            color=RED,
+            ms=10,
+            label="overflow: step skipped, scale halved",
+        )
+    axes.set_yscale("log", base=2)
+    axes.set(xlabel="training step", ylabel="loss scale", xlim=(0, len(steps)))
+    axes.set_ylim(min(run.scales) / 2, max(run.scales) * 4)
+    axes.set_title(
+        f"The dynamic loss scale: doubled after {interval} good steps, halved on overflow", loc="left"
+    )
+    axes.legend(loc="upper right", ncols=2)
