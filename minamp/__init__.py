@@ -5,7 +5,7 @@ Read it in the order data flows: formats, backends, record, tensor, autocast, op
 
 import numpy as _np
 
-from minamp import amp, autograd, linalg, nn, ops, optim  # noqa: I001  ops fills OPS, nn and optim build on it
+from minamp import amp, autograd, cuda, linalg, nn, ops, optim  # noqa: I001  ops fills OPS, nn and optim build on it
 from minamp.autocast import (
     autocast,
     clear_autocast_cache,

@@ -121,9 +121,17 @@ def test_A10_ops_that_promote(one, two):
     a, b = rand(4, dtype=one), rand(4, dtype=two)
     where = minamp.tensor([0, 1, 2, 3])
     with autocast():
-        assert minamp.addcmul(a, b, b).dtype == minamp.addcdiv(a, b, b).dtype == minamp.dot(a, b).dtype == float32
+        assert (
+            minamp.addcmul(a, b, b).dtype
+            == minamp.addcdiv(a, b, b).dtype
+            == minamp.dot(a, b).dtype
+            == float32
+        )
         assert minamp.index_put(a, (where,), b).dtype == minamp.scatter_add(a, 0, where, b).dtype == float32
-    with autocast(), pytest.raises(RuntimeError, match="addcmul: bfloat16 in a float16 autocast region can't be promoted"):
+    with (
+        autocast(),
+        pytest.raises(RuntimeError, match="addcmul: bfloat16 in a float16 autocast region can't be promoted"),
+    ):
         minamp.addcmul(a.bfloat16(), b.bfloat16(), b.bfloat16())
 
 

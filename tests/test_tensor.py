@@ -347,3 +347,9 @@ def test_nothing_warns(recwarn):
 def test_numpy_arrays_and_tensors_mix_in_operators():
     out = np.ones(2, np.float32) + tensor([1.0, 2.0])
     assert isinstance(out, Tensor) and out.tolist() == [2.0, 3.0]
+
+
+def test_cuda_names_of_training_scripts():
+    available = minamp.cuda.is_available()
+    assert available == (minamp.gpu_status() == "ok") and minamp.cuda.device_count() == int(available)
+    minamp.cuda.synchronize()

@@ -39,36 +39,36 @@ class clone:
 
 @op(policy=NOT_LISTED, mixed="promote")
 class add:
-    """a + alpha * b."""
+    """a + alpha * b, rounded once."""
 
     def call(a, b, *, alpha=1):
-        return (a, b if alpha == 1 else b * alpha), {}
+        return (a, b), {"alpha": alpha}
 
-    def forward(m, a, b):
-        return a + b
+    def forward(m, a, b, *, alpha):
+        return a + b if alpha == 1 else a + b * alpha
 
     def vjp_a(m, g):
         return g
 
-    def vjp_b(m, g):
-        return g
+    def vjp_b(m, g, alpha):
+        return g if alpha == 1 else g * alpha
 
 
 @op(policy=NOT_LISTED, mixed="promote")
 class sub:
-    """a - alpha * b."""
+    """a - alpha * b, rounded once."""
 
     def call(a, b, *, alpha=1):
-        return (a, b if alpha == 1 else b * alpha), {}
+        return (a, b), {"alpha": alpha}
 
-    def forward(m, a, b):
-        return a - b
+    def forward(m, a, b, *, alpha):
+        return a - b if alpha == 1 else a - b * alpha
 
     def vjp_a(m, g):
         return g
 
-    def vjp_b(m, g):
-        return -g
+    def vjp_b(m, g, alpha):
+        return -g if alpha == 1 else g * -alpha
 
 
 @op(policy=NOT_LISTED, mixed="promote")
