@@ -5,7 +5,13 @@ import numpy as np
 from minamp.anomaly import detect_anomaly, is_anomaly_enabled, set_detect_anomaly  # noqa: F401
 from minamp.formats import float64, widen
 from minamp.function import Function  # noqa: F401
-from minamp.record import enable_grad, no_grad, run_backward, set_grad_enabled  # noqa: F401  torch.autograd has these too
+from minamp.record import (
+    enable_grad,  # noqa: F401  torch.autograd has these too
+    naive_half_accumulation,  # noqa: F401
+    no_grad,  # noqa: F401
+    run_backward,
+    set_grad_enabled,  # noqa: F401
+)
 from minamp.tensor import Tensor
 
 

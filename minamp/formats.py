@@ -142,17 +142,19 @@ def narrow(a: np.ndarray, dtype) -> np.ndarray:
 
 
 def round_to(a: np.ndarray, dtype, out: np.ndarray | None = None) -> np.ndarray:
-    """float32 `a` rounded to a smaller format's grid but kept in float32: widen(narrow(a, dtype)), faster.
+    """`a` (float32, or float64) rounded once to a smaller format's grid, as float32: widen(narrow(a, dtype)), faster.
 
     `out` may be `a` itself. With float32 or float64 as dtype there is nothing to round and `a` comes back.
     """
     a = _array(a)
-    if a.dtype != float32:
-        raise _unsupported(f"{a.dtype} for round_to(), which takes float32")
+    if a.dtype not in (float32, float64):
+        raise _unsupported(f"{a.dtype} for round_to(), which takes float32 or float64")
     if out is not None and out.shape != a.shape:
         raise ValueError(f"round_to(): out has shape {out.shape} but a has shape {a.shape}: make them equal")
     f = format_of(dtype)
     dtype = f.dtype
+    if a.dtype == float64 and (dtype in _LOW or f is tf32):
+        a = _to_odd(a)
     if f is tf32:
         result = _round_tf32(a)
     elif dtype not in _LOW:
@@ -386,7 +388,7 @@ def bits(x, dtype) -> str:
     """Sign, exponent and mantissa of x rounded to the format: bits(1, float16) is '0 01111 0000000000'."""
     f = format_of(dtype)
     if f is tf32:
-        x = round_to(_to_odd(np.asarray(cast(x, float64))), tf32)
+        x = round_to(np.asarray(cast(x, float64)), tf32)
     pattern = int(np.asarray(cast(x, f.dtype)).view(f"u{f.dtype.itemsize}"))
     text = f"{pattern:0{8 * f.dtype.itemsize}b}"
     e = 1 + f.exponent_bits

@@ -19,6 +19,7 @@ _counter = itertools.count()
 
 class _GradMode(threading.local):
     enabled = True
+    naive_half_sums = False
 
 
 grad_mode = _GradMode()
@@ -112,6 +113,8 @@ def run_backward(roots, gradients, retain_graph=False, create_graph=False, wante
         else:
             entry = pending[node]
             entry[0], entry[1] = entry[0] + g, entry[1] + 1
+            if grad_mode.naive_half_sums and is_half(node.dtype) and not create_graph:
+                entry[0] = round_to(entry[0], node.dtype)
 
     for node, g in zip(roots, gradients, strict=True):
         give(node, g)
@@ -152,3 +155,16 @@ class observe:
 
     def __exit__(self, *_):
         observers.remove(self.function)
+
+
+class naive_half_accumulation:
+    """Teaching material: inside, a backward adds the gradients of a half tensor up in half, as PyTorch does (2048 + 1 = 2048).
+
+    Context manager around .backward(). Everywhere else they are summed in float32 and rounded once.
+    """
+
+    def __enter__(self):
+        self.outer, grad_mode.naive_half_sums = grad_mode.naive_half_sums, True
+
+    def __exit__(self, *_):
+        grad_mode.naive_half_sums = self.outer

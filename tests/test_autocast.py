@@ -341,6 +341,16 @@ def test_A21_uses_of_a_weight_are_summed_in_float32(cache_enabled):
     assert w.grad.item() == 2049  # PyTorch sums in half through its cache: 2048
 
 
+@pytest.mark.parametrize("cache_enabled, expected", [(True, 2048), (False, 2049)])
+def test_A21_as_pytorch_sums_in_half_through_its_cache(cache_enabled, expected):
+    w = minamp.ones(1, 1, requires_grad=True)
+    with autocast(cache_enabled=cache_enabled):
+        loss = (minamp.tensor([[2048.0]]) @ w).sum() + (minamp.tensor([[1.0]]) @ w).sum()
+    with minamp.autograd.naive_half_accumulation():
+        loss.backward()
+    assert w.grad.item() == expected
+
+
 def make_function(forward_decorator, backward_decorator, log):
     class Product(minamp.autograd.Function):
         @staticmethod

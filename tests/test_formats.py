@@ -297,7 +297,9 @@ def test_known_roundings_to_half():
     x, want = np.array(pairs).T
     assert narrow(x, float16).tolist() == want.tolist()
     assert narrow(x.astype(float32), float16).tolist() == want.tolist()
-    assert round_to(x.astype(float32), float16).tolist() == want.tolist()
+    assert round_to(x.astype(float32), float16).tolist() == round_to(x, float16).tolist() == want.tolist()
+    # float64 is rounded once: by way of float32 this would be 1
+    assert round_to(np.full(5000, 1 + 2.0**-11 + 2.0**-40), float16).tolist() == [1 + 2.0**-10] * 5000
     assert narrow(np.array([257, 259, 0.1, 3.14159]), bfloat16).tolist() == [
         256,
         260,
@@ -401,7 +403,7 @@ def test_error_texts():
         lambda: cast(np.ones(2, complex), float16),
         lambda: cast(x, np.complex64),
         lambda: cast(x, "half a byte"),
-        lambda: round_to(x.astype(float64), float16),
+        lambda: round_to(x.astype(float16), float16),
         lambda: stochastic_round(np.ones(2, int), float16, np.random.default_rng(0)),
     ]
     named = [
@@ -415,7 +417,7 @@ def test_error_texts():
         "complex64",
         "half a byte",
     ]
-    named += ["float64", "int64"]
+    named += ["float16", "int64"]
     for call, name in zip(calls, named, strict=True):
         with pytest.raises(
             TypeError, match=rf"unsupported dtype {name}.*supported are {names}: convert first"

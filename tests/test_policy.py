@@ -235,3 +235,12 @@ def test_the_rest_of_the_table():
         assert (ints**2).dtype == ints.sum().dtype == INT
         for a in (x(float64) @ x(float64).T, x(float64).sum(), OPS["softmax"](x(float64), 1)):
             assert a.dtype == float64
+
+
+def test_normalisation_outside_a_region_wants_one_dtype():
+    h, w = minamp.ones(2, 4, dtype=float16), minamp.ones(4)
+    for call in (lambda: OPS["layer_norm"](h, (4,), w), lambda: OPS["group_norm"](h, 2, w)):
+        with pytest.raises(RuntimeError, match="tensors of different dtypes"):
+            call()
+        with minamp.autocast():
+            assert call().dtype == float32
