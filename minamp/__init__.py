@@ -14,6 +14,9 @@ from minamp.autocast import (
     get_autocast_dtype,
     is_autocast_cache_enabled,
     is_autocast_enabled,
+    set_autocast_cache_enabled,
+    set_autocast_dtype,
+    set_autocast_enabled,
 )
 from minamp.backends import Device as device
 from minamp.backends import gpu_status
@@ -41,17 +44,20 @@ from minamp.create import (
     zeros,
     zeros_like,
 )
-from minamp.formats import bfloat16, float16, float32, float64
+from minamp.formats import bfloat16, float8_e4m3fn, float8_e5m2, float16, float32, float64
+from minamp.formats import format_of as finfo
 from minamp.op import result_type
-from minamp.record import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
+from minamp.record import enable_grad, inference_mode, is_grad_enabled, no_grad, set_grad_enabled
 from minamp.scaler import GradScaler
 from minamp.tensor import OPS as _OPS
-from minamp.tensor import Tensor, tensor
+from minamp.tensor import Tensor, as_tensor, is_tensor, tensor
 
 half, float, double = float16, float32, float64
 long = int64
-int32, uint8 = _np.dtype(_np.int32), _np.dtype(_np.uint8)
+int8, int16, int32, uint8 = (_np.dtype(t) for t in (_np.int8, _np.int16, _np.int32, _np.uint8))
 bool = _np.dtype(_np.bool_)
+
+dtype, iinfo, inf, nan, pi = _np.dtype, _np.iinfo, _np.inf, _np.nan, _np.pi
 
 __version__ = "0.1.0"
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from minamp.backends import device_type as check_device
 from minamp.formats import bfloat16, float16, float32, is_half
-from minamp.record import enable_grad
+from minamp.record import enable_grad, grad_mode
 from minamp.tensor import Tensor
 
 
@@ -42,6 +42,21 @@ def get_autocast_dtype(device_type=None):
 def is_autocast_cache_enabled():
     """True where weight casts are kept for reuse."""
     return state.cache_enabled
+
+
+def set_autocast_enabled(*args):
+    """set_autocast_enabled([device_type,] enabled): switch autocast on or off in this thread; regions do this for you."""
+    state.enabled = bool(args[-1])
+
+
+def set_autocast_dtype(*args):
+    """set_autocast_dtype([device_type,] dtype): the dtype of regions that name none, in this thread."""
+    state.dtype = np.dtype(args[-1])
+
+
+def set_autocast_cache_enabled(enabled):
+    """Whether weight casts are kept, in this thread."""
+    state.cache_enabled = bool(enabled)
 
 
 def clear_autocast_cache():
@@ -139,6 +154,7 @@ def cast(tensor, dtype):
         return tensor
     keep = (
         state.cache_enabled
+        and not grad_mode.inference
         and tensor.requires_grad
         and tensor.dtype == float32
         and is_half(dtype)

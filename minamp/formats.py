@@ -39,6 +39,9 @@ class Format:
     overflow: float  # smallest magnitude that rounds to inf or NaN: abs(x) >= overflow, for every float64 x
     has_inf: bool  # e4m3fn has none and overflows to NaN
 
+    min = property(lambda self: -self.max)
+    tiny = property(lambda self: self.smallest_normal)  # torch.finfo's name
+
 
 def _format(name: str, dtype: np.dtype, e: int, m: int, has_inf: bool = True) -> Format:
     bias = 2 ** (e - 1) - 1

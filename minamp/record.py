@@ -19,6 +19,7 @@ _counter = itertools.count()
 
 class _GradMode(threading.local):
     enabled = True
+    inference = False
     naive_half_sums = False
 
 
@@ -31,39 +32,85 @@ def is_grad_enabled():
 
 
 class set_grad_enabled:
-    """Context manager or decorator that switches recording on or off in this thread, as torch.set_grad_enabled."""
+    """Switch recording on or off in this thread: at once as a call, for a block, or as a decorator, as torch's."""
 
     def __init__(self, mode):
-        self.mode, self.saved = bool(mode), []
+        self.mode, self.saved = bool(mode), [grad_mode.enabled]
+        grad_mode.enabled = self.mode
 
     def __enter__(self):
-        self.saved.append(grad_mode.enabled)
-        grad_mode.enabled = self.mode
+        return self
 
     def __exit__(self, *_):
         grad_mode.enabled = self.saved.pop()
 
     def __call__(self, function):
+        grad_mode.enabled = self.saved.pop()  # as a decorator it holds only while the function runs
+        mode = self.mode
+
         @functools.wraps(function)
         def wrapped(*args, **kwargs):
-            with set_grad_enabled(self.mode):
+            with set_grad_enabled(mode):
                 return function(*args, **kwargs)
 
         return wrapped
 
 
-class no_grad(set_grad_enabled):
+class _Mode:
+    """A block or decorator that sets attributes of grad_mode; one object may be entered again."""
+
+    changes = {}
+
+    def __new__(cls, function=None):  # @no_grad without parentheses
+        return super().__new__(cls) if function is None else cls()(function)
+
+    def __init__(self):
+        self.saved = []
+
+    def __enter__(self):
+        self.saved.append({name: getattr(grad_mode, name) for name in self.changes})
+        for name, value in self.changes.items():
+            setattr(grad_mode, name, value)
+        return self
+
+    def __exit__(self, *_):
+        for name, value in self.saved.pop().items():
+            setattr(grad_mode, name, value)
+
+    def __call__(self, function):
+        @functools.wraps(function)
+        def wrapped(*args, **kwargs):
+            with self:
+                return function(*args, **kwargs)
+
+        return wrapped
+
+
+class no_grad(_Mode):
     """Nothing inside is recorded. Context manager or decorator, as torch.no_grad."""
 
-    def __init__(self):
-        super().__init__(False)
+    changes = {"enabled": False}
 
 
-class enable_grad(set_grad_enabled):
+class enable_grad(_Mode):
     """Recording on again inside a no_grad block, as torch.enable_grad."""
 
-    def __init__(self):
-        super().__init__(True)
+    changes = {"enabled": True}
+
+
+class inference_mode(_Mode):
+    """no_grad, and autocast keeps no weight casts inside, as torch.inference_mode."""
+
+    changes = {"enabled": False, "inference": True}
+
+
+class naive_half_accumulation(_Mode):
+    """Teaching material: a backward inside adds the gradients of a half tensor up in half, as PyTorch does (2048 + 1 = 2048).
+
+    Everywhere else they are summed in float32 and rounded once.
+    """
+
+    changes = {"naive_half_sums": True}
 
 
 class Node:
@@ -155,16 +202,3 @@ class observe:
 
     def __exit__(self, *_):
         observers.remove(self.function)
-
-
-class naive_half_accumulation:
-    """Teaching material: inside, a backward adds the gradients of a half tensor up in half, as PyTorch does (2048 + 1 = 2048).
-
-    Context manager around .backward(). Everywhere else they are summed in float32 and rounded once.
-    """
-
-    def __enter__(self):
-        self.outer, grad_mode.naive_half_sums = grad_mode.naive_half_sums, True
-
-    def __exit__(self, *_):
-        grad_mode.naive_half_sums = self.outer

@@ -103,13 +103,13 @@ class GradScaler:
         assert backoff_factor < 1.0, f"GradScaler: backoff_factor must be less than 1, got {backoff_factor}"
         self._init_scale = init_scale
         self._scale = (
-            None  # a 0-dim float32 Tensor from the first scale() on, so that scale * loss stays in the graph
+            None  # from the first scale() on a 0-dim float32 Tensor: scale * loss stays in the record
         )
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
         self._growth_interval, self._growth_tracker = growth_interval, 0
         low = float("-inf") if min_scale is None else min_scale
         high = float("inf") if max_scale is None else max_scale
-        if not low <= init_scale <= high:
+        if (min_scale is not None and init_scale < low) or (max_scale is not None and init_scale > high):
             raise ValueError(
                 f"GradScaler: init_scale {init_scale} lies outside min_scale {min_scale} and max_scale {max_scale}"
             )

@@ -104,6 +104,7 @@ class Tensor:
     ndim = property(lambda self: self._data.ndim)
     itemsize = property(lambda self: self._data.itemsize)
     nbytes = property(lambda self: self._data.nbytes)
+    is_cuda = property(lambda self: self.device.type == "cuda")
     device = property(
         lambda self: backends.Device(backends.of(self._data).name), doc="Where the array lives."
     )
@@ -143,6 +144,8 @@ class Tensor:
     def numel(self):
         return self._data.size
 
+    nelement, ndimension = numel, dim
+
     def element_size(self):
         return self._data.itemsize
 
@@ -151,6 +154,15 @@ class Tensor:
 
     def is_contiguous(self):
         return self._data.flags.c_contiguous
+
+    def contiguous(self):
+        """This tensor, or a copy whose memory runs in the order of its dimensions."""
+        return self if self.is_contiguous() else self.clone()
+
+    def stride(self, dim=None):
+        """Steps between neighbours along each dimension, in elements."""
+        steps = tuple(n // self._data.itemsize for n in self._data.strides)
+        return steps if dim is None else steps[dim]
 
     def item(self):
         """The one value as a Python number. RuntimeError if there is not exactly one."""
@@ -341,6 +353,21 @@ class Tensor:
     def type_as(self, other):
         return self.to(other.dtype)
 
+    def type(self, dtype):
+        return self.to(dtype)
+
+    def view_as(self, other):
+        return self.view(other.shape)
+
+    def reshape_as(self, other):
+        return self.reshape(other.shape)
+
+    def expand_as(self, other):
+        return self.expand(other.shape)
+
+    def where(self, condition, other):
+        return OPS["where"](condition, self, other)
+
     def cpu(self):
         return self.to("cpu")
 
@@ -385,6 +412,20 @@ class Tensor:
     def zero_(self):
         return self.fill_(0)
 
+    def new_tensor(self, data, dtype=None, requires_grad=False):
+        """A tensor of `data` in this one's dtype."""
+        return tensor(data, dtype or self.dtype, requires_grad)
+
+    def new_full(self, size, fill_value, dtype=None, requires_grad=False):
+        """A tensor of that size filled with one value, in this one's dtype."""
+        return tensor(np.full(size, fill_value), dtype or self.dtype, requires_grad)
+
+    def new_zeros(self, *size, dtype=None, requires_grad=False):
+        return self.new_full(size[0] if isinstance(size[0], tuple | list) else size, 0, dtype, requires_grad)
+
+    def new_ones(self, *size, dtype=None, requires_grad=False):
+        return self.new_full(size[0] if isinstance(size[0], tuple | list) else size, 1, dtype, requires_grad)
+
     def __setitem__(self, key, value):
         key = plain_key(key)
         value = value if isinstance(value, Tensor) else Tensor(np.asarray(value, self.dtype))
@@ -411,6 +452,8 @@ class Tensor:
     __neg__, __abs__ = _method("neg"), _method("abs")
     __eq__, __ne__ = _method("eq"), _method("ne")
     __lt__, __le__, __gt__, __ge__ = _method("lt"), _method("le"), _method("gt"), _method("ge")
+    __and__, __or__, __xor__ = _method("bitwise_and"), _method("bitwise_or"), _method("bitwise_xor")
+    __invert__ = _method("bitwise_not")
     __iadd__ = add_ = _inplace("add")
     __isub__ = sub_ = _inplace("sub")
     __imul__ = mul_ = _inplace("mul")
@@ -422,11 +465,15 @@ class Tensor:
     rsqrt, reciprocal, clamp = (_method(n) for n in ("rsqrt", "reciprocal", "clamp"))
     addcmul, addcdiv = _method("addcmul"), _method("addcdiv")
     clamp_, addcmul_, addcdiv_ = (_inplace(n) for n in ("clamp", "addcmul", "addcdiv"))
-    abs, square, isfinite, isnan, clone = (
-        _method(n) for n in ("abs", "square", "isfinite", "isnan", "clone")
-    )
+    abs, square, sign, clone = (_method(n) for n in ("abs", "square", "sign", "clone"))
+    isfinite, isnan, isinf = (_method(n) for n in ("isfinite", "isnan", "isinf"))
+    round, floor, ceil = (_method(n) for n in ("round", "floor", "ceil"))
+    eq, ne, lt, le, gt, ge = (_method(n) for n in ("eq", "ne", "lt", "le", "gt", "ge"))
+    maximum, minimum = _method("maximum"), _method("minimum")
+    neg_, exp_, sqrt_, square_ = (_inplace(n) for n in ("neg", "exp", "sqrt", "square"))
     # activations.py
     tanh, sigmoid, relu, prelu, erf = (_method(n) for n in ("tanh", "sigmoid", "relu", "prelu", "erf"))
+    tanh_, sigmoid_, relu_ = (_inplace(n) for n in ("tanh", "sigmoid", "relu"))
     # matmul.py
     __matmul__, __rmatmul__ = _method("matmul"), _reflected("matmul")
     matmul, mm, bmm, mv = (_method(n) for n in ("matmul", "mm", "bmm", "mv"))
@@ -435,7 +482,8 @@ class Tensor:
     addmm_, baddbmm_, addmv_ = (_inplace(n) for n in ("addmm", "baddbmm", "addmv"))
     # reduce.py
     sum, mean, var, max, min, argmax = (_method(n) for n in ("sum", "mean", "var", "max", "min", "argmax"))
-    all, any = _method("all"), _method("any")
+    amax, amin, argmin, all, any = (_method(n) for n in ("amax", "amin", "argmin", "all", "any"))
+    equal, allclose = _method("equal"), _method("allclose")
     # indexing.py
     index_put, index_select, masked_fill = (_method(n) for n in ("index_put", "index_select", "masked_fill"))
     gather, scatter, scatter_add = (_method(n) for n in ("gather", "scatter", "scatter_add"))
@@ -458,6 +506,7 @@ class Tensor:
     view, expand, squeeze, unsqueeze, t = (
         _method(n) for n in ("view", "expand", "squeeze", "unsqueeze", "t")
     )
+    repeat = _method("repeat")
 
 
 class _HookHandle:
@@ -500,3 +549,16 @@ def tensor(data, dtype=None, requires_grad=False, device=None):
     if device is not None:
         out = out.to(device)
     return out.requires_grad_() if requires_grad else out
+
+
+def as_tensor(data, dtype=None, device=None):
+    """`data` as a Tensor, sharing memory where it is a Tensor or an array of that dtype already."""
+    if isinstance(data, Tensor | np.ndarray):
+        out = data if isinstance(data, Tensor) else Tensor(data)
+        return out.to(dtype=dtype, device=device)
+    return tensor(data, dtype, device=device)
+
+
+def is_tensor(x):
+    """True for a Tensor."""
+    return isinstance(x, Tensor)

@@ -453,3 +453,22 @@ def test_in_place_ops_are_never_cast():
         assert a.dtype == float32
         h.pow_(2)
         assert h.dtype == float16
+
+
+def test_setters_and_inference_mode():
+    w, x = rand(3, 3, grad=True), rand(2, 3)
+    minamp.set_autocast_enabled("cuda", True)
+    minamp.set_autocast_dtype("cuda", bfloat16)
+    try:
+        assert (x @ w).dtype == bfloat16 and minamp.is_autocast_enabled("cuda")
+    finally:
+        minamp.set_autocast_enabled("cuda", False)
+        minamp.set_autocast_dtype("cuda", float16)
+        minamp.clear_autocast_cache()
+
+    def body():
+        with autocast(), minamp.inference_mode():
+            x @ w
+            x @ w
+
+    assert len([t for t in count_casts(body) if t is w]) == 2  # nothing is kept there

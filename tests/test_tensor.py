@@ -353,3 +353,53 @@ def test_cuda_names_of_training_scripts():
     available = minamp.cuda.is_available()
     assert available == (minamp.gpu_status() == "ok") and minamp.cuda.device_count() == int(available)
     minamp.cuda.synchronize()
+
+
+def test_grad_modes_as_torch_spells_them():
+    x = leaf(1.0)
+
+    @minamp.no_grad
+    def bare(v):
+        return v * 2
+
+    assert not bare(x).requires_grad
+    minamp.set_grad_enabled(False)  # holds at once
+    assert not (x * 2).requires_grad
+    minamp.set_grad_enabled(True)
+    with minamp.set_grad_enabled(False):
+        assert not (x * 2).requires_grad
+
+    @minamp.set_grad_enabled(False)
+    def decorated(v):
+        return v * 2
+
+    assert (x * 2).requires_grad and not decorated(x).requires_grad
+    with minamp.inference_mode():
+        assert not (x * 2).requires_grad
+
+
+def test_masks_and_steps():
+    x = tensor([-1.5, 0.5, 2.5])
+    mask = (x > 0) & ~(x > 1) | (x < -1) ^ (x > 5)
+    assert mask.tolist() == [True, True, False]
+    assert (
+        x.round().tolist() == [-2, 0, 2]
+        and x.floor().tolist() == [-2, 0, 2]
+        and x.ceil().tolist() == [-1, 1, 3]
+    )
+    assert (x / 0.0).isinf().tolist() == [True] * 3
+
+
+def test_equal_allclose_repeat_and_layout():
+    x = tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert x.equal(x.clone()) and not x.equal(x[0]) and x.allclose(x + 1e-6) and not x.allclose(x + 1e-3)
+    assert tensor([float("nan")]).allclose(tensor([float("nan")]), equal_nan=True)
+    assert x.repeat(1, 2).tolist() == [[1, 2, 1, 2], [3, 4, 3, 4]] and x.repeat(2, 1, 1).shape == (2, 2, 2)
+    assert not x.T.is_contiguous() and x.T.contiguous().stride() == (2, 1) and x.contiguous() is x
+    assert x.new_zeros(2, 3).shape == (2, 3) and x.half().new_ones((2,)).dtype == float16
+    assert minamp.finfo(float16).min == -65504 and minamp.finfo(float16).tiny == 2.0**-14
+
+
+def test_in_place_forms_of_unary_ops():
+    x = tensor([0.25, 4.0], dtype=float16)
+    assert x.sqrt_().tolist() == [0.5, 2.0] and x.neg_().relu_().tolist() == [0.0, 0.0] and x.dtype == float16

@@ -480,3 +480,82 @@ class isnan:
 
     def forward(m, x):
         return m.isnan(x)
+
+
+@op(policy=NOT_LISTED)
+class isinf:
+    """Where x is inf or -inf, bool."""
+
+    def forward(m, x):
+        return m.isinf(x)
+
+
+# ------------------------------------------------------------------------------------------------- steps: their gradient is 0
+
+
+@op(policy=NOT_LISTED)
+class round:
+    """The nearest whole number, halves to even; flat, so its gradient is 0."""
+
+    def forward(m, x):
+        return m.round(x)
+
+    def vjp_x(m, g):
+        return m.zeros_like(g)
+
+
+@op(policy=NOT_LISTED)
+class floor:
+    """The largest whole number not above x; flat, so its gradient is 0."""
+
+    def forward(m, x):
+        return m.floor(x)
+
+    def vjp_x(m, g):
+        return m.zeros_like(g)
+
+
+@op(policy=NOT_LISTED)
+class ceil:
+    """The smallest whole number not below x; flat, so its gradient is 0."""
+
+    def forward(m, x):
+        return m.ceil(x)
+
+    def vjp_x(m, g):
+        return m.zeros_like(g)
+
+
+# ------------------------------------------------------------------------------------------------------------- masks and bits
+
+
+@op(policy=NOT_LISTED, mixed="promote")
+class bitwise_and:
+    """a & b of bools or integers."""
+
+    def forward(m, a, b):
+        return a & b
+
+
+@op(policy=NOT_LISTED, mixed="promote")
+class bitwise_or:
+    """a | b of bools or integers."""
+
+    def forward(m, a, b):
+        return a | b
+
+
+@op(policy=NOT_LISTED, mixed="promote")
+class bitwise_xor:
+    """a ^ b of bools or integers."""
+
+    def forward(m, a, b):
+        return a ^ b
+
+
+@op(policy=NOT_LISTED)
+class bitwise_not:
+    """~x of bools or integers."""
+
+    def forward(m, x):
+        return ~x

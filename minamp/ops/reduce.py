@@ -199,3 +199,20 @@ def min(x, dim=None, keepdim=False):
 def amin(x, dim=None, keepdim=False):
     """Smallest value over dim; equal minima share the gradient."""
     return neg(amax(neg(x), dim, keepdim))
+
+
+# -------------------------------------------------------------------------------------------------- whether two are the same
+
+
+@composite
+def equal(a, b):
+    """True (a Python bool) if a and b have the same shape and values."""
+    return a.shape == b.shape and bool(all(a == b))
+
+
+@composite
+def allclose(a, b, rtol=1e-5, atol=1e-8, equal_nan=False):
+    """True (a Python bool) if |a - b| <= atol + rtol * |b| everywhere; computed in float64."""
+    a, b = a.detach().double(), b.detach().double()
+    close = ((a - b).abs() <= atol + rtol * b.abs()) | (a == b)
+    return bool(all(close | (a.isnan() & b.isnan()) if equal_nan else close))

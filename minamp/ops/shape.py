@@ -182,6 +182,19 @@ builtins_sum = sum
 
 
 @composite
+def repeat(x, *sizes):
+    """x laid side by side `sizes` times along each dimension; more sizes than dimensions add leading ones."""
+    sizes = _sizes(sizes)
+    if len(sizes) < x.ndim:
+        raise RuntimeError(f"repeat: sizes {sizes} must name each of the {x.ndim} dimensions of {x.shape}")
+    shape = (1,) * (len(sizes) - x.ndim) + x.shape
+    # (2, 3) becomes (1, 2, 1, 3), then (r, 2, s, 3): its gradient is one sum
+    x = reshape(x, tuple(n for size in shape for n in (1, size)))
+    x = expand(x, tuple(n for pair in zip(sizes, shape, strict=True) for n in pair))
+    return reshape(x, tuple(r * n for r, n in zip(sizes, shape, strict=True)))
+
+
+@composite
 def stack(tensors, dim=0):
     """Tensors of one shape joined along a new dimension."""
     return cat([unsqueeze(x, dim) for x in tensors], dim)
