@@ -268,7 +268,6 @@ add("expand", "A2x1", half=ULP)(lambda k, f, x: f(x, (2, 3)))
 add("bitwise_and bitwise_or bitwise_xor", "A2x3", "A2x3", check="dtypes")(lambda k, f, a, b: f(a > 0, b > 0))
 add("bitwise_not", "A2x3", check="dtypes")(lambda k, f, x: f(x > 0))
 add("repeat", "A2x3", half=EXACT)(lambda k, f, x: x.repeat(2, 1, 2))
-add("equal allclose", "A2x3", check="dtypes")(lambda k, f, x: k.bools([f(x, x)]))
 add("flatten", "A2x3x2", half=EXACT)(lambda k, f, x: f(x, 1))
 add("squeeze", "A2x1x3", half=EXACT)(lambda k, f, x: f(x, 1))
 add("unsqueeze", "A2x3", half=EXACT)(lambda k, f, x: f(x, 1))
@@ -310,11 +309,12 @@ add("dropout", "A3x4", variant="evaluation", half=EXACT)(lambda k, f, x: f(x, 0.
 
 # ---------------------------------------------------------------------------------------------- what has no counterpart in torch
 
-# Ops that only other ops and gradients call; what the ops above give goes through them.
+# Ops that only other ops and gradients call; what the ops above give goes through them. equal and allclose answer with a
+# Python bool and have no dtype.
 INTERNAL = (
     "index_grad index_clear gather_grad scatter_clear masked_scale constant_pad_nd recurrence sum_to widen conv2d_input_grad "
     "conv2d_weight_grad max_pool2d_position max_pool2d_scatter max_pool2d_gather window_mean window_mean_grad upsample2d "
-    "upsample2d_grad upsample_nearest2d upsample_bilinear2d"
+    "upsample2d_grad upsample_nearest2d upsample_bilinear2d equal allclose"
 ).split()
 # The teaching material of ops/naive.py.
 NAIVE = "naive_half_sum naive_half_softmax naive_half_cross_entropy naive_half_layer_norm".split()
