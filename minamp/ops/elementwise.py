@@ -1,10 +1,8 @@
 """Elementwise ops: a table of derivatives. The cast between dtypes is one of them."""
 
-import math
-
 import numpy as np
 
-from minamp.op import FP32, NOT_LISTED, PROMOTE, op
+from minamp.op import NOT_LISTED, PROMOTE, op
 
 # ---------------------------------------------------------------------------------------------------------- dtype and copies
 
@@ -99,17 +97,6 @@ class div:
         return -(g * y / b)
 
 
-@op(policy=FP32, ints="float")
-class reciprocal:
-    """1 / x; float32 under autocast, since in half it is inf below 1.53e-5. `2 / x` is 2 * reciprocal(x), as in PyTorch."""
-
-    def forward(m, x):
-        return 1.0 / x
-
-    def vjp_x(m, g, y):
-        return -(g * y * y)
-
-
 @op(policy=PROMOTE, mixed="promote")
 class addcmul:
     """input + value * tensor1 * tensor2, rounded once. Shapes broadcast."""
@@ -165,37 +152,6 @@ class neg:
 
     def vjp_x(m, g):
         return -g
-
-
-@op(policy=FP32, mixed="promote")
-class pow:
-    """a ** b; float32 under autocast, since squares leave half's range at 256."""
-
-    def forward(m, a, b):
-        return a**b
-
-    def vjp_a(m, g, a, b):
-        # b * a**(b-1), but 0 where b == 0, also at a == 0 where the power would be inf
-        if isinstance(b, int | float):
-            return g * (b * a ** (b - 1)) if b else m.zeros_like(g)
-        return m.where(b == 0, m.zeros_like(g * a), g * b * a ** (b - 1))
-
-    def vjp_b(m, g, a, y):
-        # y * log(a), but 0 where a == 0 and b >= 0 (there y is 0 or 1), as PyTorch
-        if isinstance(a, int | float):
-            return g * y * math.log(a) if a > 0 else m.zeros_like(g)
-        return g * m.where((a == 0) * (y <= 1.0), m.zeros_like(y), y * m.log(a))
-
-
-@op(policy=FP32)
-class square:
-    """x * x; float32 under autocast, as pow."""
-
-    def forward(m, x):
-        return x * x
-
-    def vjp_x(m, g, x):
-        return g * (2.0 * x)
 
 
 @op(policy=NOT_LISTED)
@@ -302,194 +258,6 @@ class zeros_like:
         return m.zeros_like(g)
 
 
-# --------------------------------------------------------------------------------------------------- exponentials, logarithms
-
-
-@op(policy=FP32, ints="float")
-class exp:
-    """e**x. In float16 it is inf from x = 11.09375 on (log 65504 = 11.0899)."""
-
-    def forward(m, x):
-        return m.exp(x)
-
-    def vjp_x(m, g, y):
-        return g * y
-
-
-@op(policy=FP32, ints="float")
-class log:
-    """Natural logarithm; -inf at 0, nan below."""
-
-    def forward(m, x):
-        return m.log(x)
-
-    def vjp_x(m, g, x):
-        return g / x
-
-
-@op(policy=FP32, ints="float")
-class log2:
-    """Logarithm to base 2; -inf at 0, nan below."""
-
-    def forward(m, x):
-        return m.log2(x)
-
-    def vjp_x(m, g, x):
-        return g / x * (1 / math.log(2))
-
-
-@op(policy=FP32, ints="float")
-class log10:
-    """Logarithm to base 10; -inf at 0, nan below."""
-
-    def forward(m, x):
-        return m.log10(x)
-
-    def vjp_x(m, g, x):
-        return g / x * (1 / math.log(10))
-
-
-@op(policy=FP32, ints="float")
-class log1p:
-    """log(1 + x), exact for small x."""
-
-    def forward(m, x):
-        return m.log1p(x)
-
-    def vjp_x(m, g, x):
-        return g / (1.0 + x)
-
-
-@op(policy=FP32, ints="float")
-class expm1:
-    """e**x - 1, exact for small x."""
-
-    def forward(m, x):
-        return m.expm1(x)
-
-    def vjp_x(m, g, x):
-        return g * m.exp(x)  # y + 1 would be 0 where y has been rounded to -1: below -8.3 in float16
-
-
-@op(policy=NOT_LISTED, ints="float")
-class sqrt:
-    """Square root; nan below 0."""
-
-    def forward(m, x):
-        return m.sqrt(x)
-
-    def vjp_x(m, g, y):
-        return g / (2.0 * y)
-
-
-@op(policy=FP32, ints="float")
-class rsqrt:
-    """1 / sqrt(x); inf at 0, nan below. float32 under autocast."""
-
-    def forward(m, x):
-        return 1.0 / m.sqrt(x)
-
-    def vjp_x(m, g, y):
-        return g * (-0.5 * y * y * y)
-
-
-@op(policy=NOT_LISTED, ints="float")
-class sin:
-    """Sine, x in radians. Half values near 65504 are 32 apart: five turns."""
-
-    def forward(m, x):
-        return m.sin(x)
-
-    def vjp_x(m, g, x):
-        return g * m.cos(x)
-
-
-@op(policy=NOT_LISTED, ints="float")
-class cos:
-    """Cosine, x in radians."""
-
-    def forward(m, x):
-        return m.cos(x)
-
-    def vjp_x(m, g, x):
-        return -(g * m.sin(x))
-
-
-# --------------------------------------------------------------------------------------------------- comparisons: no gradient
-
-
-@op(policy=NOT_LISTED, mixed="promote")
-class eq:
-    """a == b, bool."""
-
-    def forward(m, a, b):
-        return a == b
-
-
-@op(policy=NOT_LISTED, mixed="promote")
-class ne:
-    """a != b, bool."""
-
-    def forward(m, a, b):
-        return a != b
-
-
-@op(policy=NOT_LISTED, mixed="promote")
-class lt:
-    """a < b, bool."""
-
-    def forward(m, a, b):
-        return a < b
-
-
-@op(policy=NOT_LISTED, mixed="promote")
-class le:
-    """a <= b, bool."""
-
-    def forward(m, a, b):
-        return a <= b
-
-
-@op(policy=NOT_LISTED, mixed="promote")
-class gt:
-    """a > b, bool."""
-
-    def forward(m, a, b):
-        return a > b
-
-
-@op(policy=NOT_LISTED, mixed="promote")
-class ge:
-    """a >= b, bool."""
-
-    def forward(m, a, b):
-        return a >= b
-
-
-@op(policy=NOT_LISTED)
-class isfinite:
-    """Where x is neither inf nor nan, bool."""
-
-    def forward(m, x):
-        return m.isfinite(x)
-
-
-@op(policy=NOT_LISTED)
-class isnan:
-    """Where x is nan, bool."""
-
-    def forward(m, x):
-        return m.isnan(x)
-
-
-@op(policy=NOT_LISTED)
-class isinf:
-    """Where x is inf or -inf, bool."""
-
-    def forward(m, x):
-        return m.isinf(x)
-
-
 # ------------------------------------------------------------------------------------------------- steps: their gradient is 0
 
 
@@ -524,38 +292,3 @@ class ceil:
 
     def vjp_x(m, g):
         return m.zeros_like(g)
-
-
-# ------------------------------------------------------------------------------------------------------------- masks and bits
-
-
-@op(policy=NOT_LISTED, mixed="promote")
-class bitwise_and:
-    """a & b of bools or integers."""
-
-    def forward(m, a, b):
-        return a & b
-
-
-@op(policy=NOT_LISTED, mixed="promote")
-class bitwise_or:
-    """a | b of bools or integers."""
-
-    def forward(m, a, b):
-        return a | b
-
-
-@op(policy=NOT_LISTED, mixed="promote")
-class bitwise_xor:
-    """a ^ b of bools or integers."""
-
-    def forward(m, a, b):
-        return a ^ b
-
-
-@op(policy=NOT_LISTED)
-class bitwise_not:
-    """~x of bools or integers."""
-
-    def forward(m, x):
-        return ~x

@@ -1,0 +1,157 @@
+"""Powers, roots, exponentials, logarithms, sine and cosine: elementwise, and mostly float32 under autocast."""
+
+import math
+
+from minamp.op import FP32, NOT_LISTED, op
+
+
+@op(policy=FP32, mixed="promote")
+class pow:
+    """a ** b; float32 under autocast, since squares leave half's range at 256."""
+
+    def forward(m, a, b):
+        return a**b
+
+    def vjp_a(m, g, a, b):
+        # b * a**(b-1), but 0 where b == 0, also at a == 0 where the power would be inf
+        if isinstance(b, int | float):
+            return g * (b * a ** (b - 1)) if b else m.zeros_like(g)
+        return m.where(b == 0, m.zeros_like(g * a), g * b * a ** (b - 1))
+
+    def vjp_b(m, g, a, y):
+        # y * log(a), but 0 where a == 0 and b >= 0 (there y is 0 or 1), as PyTorch
+        if isinstance(a, int | float):
+            return g * y * math.log(a) if a > 0 else m.zeros_like(g)
+        return g * m.where((a == 0) * (y <= 1.0), m.zeros_like(y), y * m.log(a))
+
+
+@op(policy=FP32)
+class square:
+    """x * x; float32 under autocast, as pow."""
+
+    def forward(m, x):
+        return x * x
+
+    def vjp_x(m, g, x):
+        return g * (2.0 * x)
+
+
+@op(policy=FP32, ints="float")
+class reciprocal:
+    """1 / x; float32 under autocast, since in half it is inf below 1.53e-5. `2 / x` is 2 * reciprocal(x), as in PyTorch."""
+
+    def forward(m, x):
+        return 1.0 / x
+
+    def vjp_x(m, g, y):
+        return -(g * y * y)
+
+
+@op(policy=FP32, ints="float")
+class exp:
+    """e**x. In float16 it is inf from x = 11.09375 on (log 65504 = 11.0899)."""
+
+    def forward(m, x):
+        return m.exp(x)
+
+    def vjp_x(m, g, y):
+        return g * y
+
+
+@op(policy=FP32, ints="float")
+class log:
+    """Natural logarithm; -inf at 0, nan below."""
+
+    def forward(m, x):
+        return m.log(x)
+
+    def vjp_x(m, g, x):
+        return g / x
+
+
+@op(policy=FP32, ints="float")
+class log2:
+    """Logarithm to base 2; -inf at 0, nan below."""
+
+    def forward(m, x):
+        return m.log2(x)
+
+    def vjp_x(m, g, x):
+        return g / x * (1 / math.log(2))
+
+
+@op(policy=FP32, ints="float")
+class log10:
+    """Logarithm to base 10; -inf at 0, nan below."""
+
+    def forward(m, x):
+        return m.log10(x)
+
+    def vjp_x(m, g, x):
+        return g / x * (1 / math.log(10))
+
+
+@op(policy=FP32, ints="float")
+class log1p:
+    """log(1 + x), exact for small x."""
+
+    def forward(m, x):
+        return m.log1p(x)
+
+    def vjp_x(m, g, x):
+        return g / (1.0 + x)
+
+
+@op(policy=FP32, ints="float")
+class expm1:
+    """e**x - 1, exact for small x."""
+
+    def forward(m, x):
+        return m.expm1(x)
+
+    def vjp_x(m, g, x):
+        return g * m.exp(x)  # y + 1 would be 0 where y has been rounded to -1: below -8.3 in float16
+
+
+@op(policy=NOT_LISTED, ints="float")
+class sqrt:
+    """Square root; nan below 0."""
+
+    def forward(m, x):
+        return m.sqrt(x)
+
+    def vjp_x(m, g, y):
+        return g / (2.0 * y)
+
+
+@op(policy=FP32, ints="float")
+class rsqrt:
+    """1 / sqrt(x); inf at 0, nan below. float32 under autocast."""
+
+    def forward(m, x):
+        return 1.0 / m.sqrt(x)
+
+    def vjp_x(m, g, y):
+        return g * (-0.5 * y * y * y)
+
+
+@op(policy=NOT_LISTED, ints="float")
+class sin:
+    """Sine, x in radians. Half values near 65504 are 32 apart: five turns."""
+
+    def forward(m, x):
+        return m.sin(x)
+
+    def vjp_x(m, g, x):
+        return g * m.cos(x)
+
+
+@op(policy=NOT_LISTED, ints="float")
+class cos:
+    """Cosine, x in radians."""
+
+    def forward(m, x):
+        return m.cos(x)
+
+    def vjp_x(m, g, x):
+        return -(g * m.sin(x))
