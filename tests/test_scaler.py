@@ -12,7 +12,7 @@ import pytest
 
 import minamp
 import minamp.nn.functional as F
-from minamp import GradScaler, float16, float32, float64, optim
+from minamp import GradScaler, bfloat16, float16, float32, float64, optim
 from minamp.backends import cpu
 from minamp.nn.utils import clip_grad_norm_, clip_grad_value_
 
@@ -542,6 +542,26 @@ def test_a_float64_gradient_is_unscaled_in_float64():
     p.grad = minamp.tensor([1.0], dtype=float64)
     s.unscale_(optim.SGD([p], lr=1.0))
     assert p.grad.item() == float(np.float32(1 / 3))  # the inverse is a float32, as in PyTorch
+
+
+def test_a_bfloat16_gradient_is_unscaled_in_float32():
+    s, p = start(GradScaler(init_scale=3.0)), param(dtype=bfloat16)
+    p.grad = minamp.tensor([100.0], dtype=bfloat16)
+    s.unscale_(optim.SGD([p], lr=1.0))
+    assert p.grad.dtype == bfloat16 and p.grad.item() == 33.25  # 33.33; an inverse rounded to bfloat16 would give 33.5
+
+
+def test_unscale_without_step_and_gradients_of_size_zero():
+    s, p, empty = start(GradScaler(init_scale=4.0, growth_interval=1)), param(), minamp.zeros(0, requires_grad=True)
+    opt = optim.SGD([p], lr=0.5)
+    p.grad = minamp.tensor([4.0])
+    s.unscale_(opt)
+    s.update()
+    assert p.grad.item() == 1.0 and p.item() == 1.0 and s.get_scale() == 8.0
+    empty.grad = minamp.zeros(0)
+    assert s.step(optim.SGD([empty], lr=0.5)) is True  # nothing in it, but it was checked
+    s.update()
+    assert s.get_scale() == 16.0
 
 
 def test_clip_grad_value_hides_an_overflow_that_norm_clipping_does_not():

@@ -129,7 +129,10 @@ def all_finite(x):
 def unscale(g, inverse):
     """Multiply `g` by `inverse` in place; True if a value was or became non-finite (a non-finite value stays one)."""
     if inverse != 1.0:
-        np.multiply(g, inverse, out=g, casting="same_kind")
+        if g.dtype in (np.float32, np.float64):
+            np.multiply(g, inverse, out=g)
+        else:  # bfloat16: in float32, rounded once
+            g[...] = narrow(widen(g) * np.float32(inverse), g.dtype)
     return not all_finite(g)
 
 
