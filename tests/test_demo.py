@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import minamp
-from minamp import demo, demo_figures
 from minamp.data import digits
+from minamp.demo import acts, experiment, figures
+from minamp.demo.__main__ import main
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def data():
 
 
 def train(data, act, number, steps, seed=0):
-    return demo.train(demo.ARMS[act][number], data, steps, seed)
+    return experiment.train(experiment.ARMS[act][number], data, steps, seed)
 
 
 # ------------------------------------------------------------------------------------------------ the failures, the cures
@@ -44,16 +45,16 @@ def test_act_2_loses_updates_and_is_cured(data):
     full, broken, cured = (train(data, 2, i, 60) for i in range(3))
     assert full.lost_updates < 0.05 and cured.lost_updates < 0.05
     assert broken.lost_updates > 0.5
-    assert demo.tail(broken) - demo.tail(full) > 0.05
-    assert abs(demo.tail(cured) - demo.tail(full)) < 0.02
+    assert acts.tail(broken) - acts.tail(full) > 0.05
+    assert abs(acts.tail(cured) - acts.tail(full)) < 0.02
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_act_3_flushes_gradients(data, seed):
-    full, broken, _ = demo.ARMS[3]
-    seen, exact = demo.first_gradients(full, data[0], 1.0, seed)
-    unscaled = demo.first_gradients(broken, data[0], 1.0, seed)[1]
-    scaled = demo.first_gradients(broken, data[0], 2.0**13, seed)[1]
+    full, broken, _ = experiment.ARMS[3]
+    seen, exact = experiment.first_gradients(full, data[0], 1.0, seed)
+    unscaled = experiment.first_gradients(broken, data[0], 1.0, seed)[1]
+    scaled = experiment.first_gradients(broken, data[0], 2.0**13, seed)[1]
     nonzero = exact != 0
     assert (unscaled[nonzero] == 0).mean() > 0.9
     assert (scaled[nonzero] == 0).mean() < 0.2 and np.isfinite(scaled).all()
@@ -63,12 +64,12 @@ def test_act_3_flushes_gradients(data, seed):
 def test_act_3_waits_on_the_plateau_and_is_cured(data):
     broken, cured = (train(data, 3, i, 62) for i in (1, 2))
     assert cured.left_plateau < 62 and broken.left_plateau is None
-    assert cured.losses[-1] < demo.PLATEAU < broken.losses[-1]
+    assert cured.losses[-1] < experiment.PLATEAU < broken.losses[-1]
 
 
 def test_the_recipe_skips_steps_and_halves_the_memory(data):
-    arm = dataclasses.replace(demo.ARMS[4][1], scaler={"init_scale": 2.0**24, "growth_interval": 5})
-    run = demo.train(arm, data, 20)
+    arm = dataclasses.replace(experiment.ARMS[4][1], scaler={"init_scale": 2.0**24, "growth_interval": 5})
+    run = experiment.train(arm, data, 20)
     assert run.skips and all(run.scales[step - 1] < 2.0**24 for step in run.skips)
     assert np.isfinite(run.losses).all()
     full = train(data, 4, 0, 1)
@@ -87,7 +88,7 @@ def test_a_run_repeats(data):
 def test_act_1_by_the_command_line(tmp_path, capsys):
     file, figures = tmp_path / "out.json", tmp_path / "figures"
     options = ["--act", "1", "--quick", "--seed", "3", "--json", str(file), "--figures", str(figures)]
-    assert demo.main(options) == 0
+    assert main(options) == 0
     out = capsys.readouterr().out
     for words in (
         "Act 1: NaN collapse",
@@ -121,17 +122,19 @@ def test_act_1_by_the_command_line(tmp_path, capsys):
 
 
 def test_a_failure_that_does_not_happen_is_said(tmp_path, capsys, monkeypatch):
-    full = demo.ARMS[1][0]
-    monkeypatch.setitem(demo.ARMS, 1, [full, dataclasses.replace(full, name="float16 everywhere"), full])
-    monkeypatch.setitem(demo.QUICK, 1, 10)
-    assert demo.main(["--act", "1", "--quick", "--figures", str(tmp_path)]) == 1
+    full = experiment.ARMS[1][0]
+    monkeypatch.setitem(
+        experiment.ARMS, 1, [full, dataclasses.replace(full, name="float16 everywhere"), full]
+    )
+    monkeypatch.setitem(experiment.QUICK, 1, 10)
+    assert main(["--act", "1", "--quick", "--figures", str(tmp_path)]) == 1
     out = " ".join(capsys.readouterr().out.split())
     assert "Not as expected: float16 everywhere collapsed to NaN within the first pass over the data" in out
 
 
 def test_no_gpu_is_one_line_and_exit_2(capsys, monkeypatch):
     monkeypatch.setattr(minamp, "gpu_status", lambda: "cupy is not importable")
-    assert demo.main(["--device", "cuda"]) == 2
+    assert main(["--device", "cuda"]) == 2
     assert capsys.readouterr().err == "demo: --device cuda: cupy is not importable\n"
 
 
@@ -145,7 +148,7 @@ def test_no_gpu_is_one_line_and_exit_2(capsys, monkeypatch):
 )
 def test_wrong_options(options, words, capsys):
     with pytest.raises(SystemExit) as exit:
-        demo.main(options)
+        main(options)
     assert exit.value.code == 2 and words in capsys.readouterr().err
 
 
@@ -153,17 +156,16 @@ def test_ctrl_c(tmp_path, capsys, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(demo, "training_step", interrupt)
+    monkeypatch.setattr(experiment, "training_step", interrupt)
     assert (
-        demo.main(["--act", "2", "--quick", "--figures", str(tmp_path), "--json", str(tmp_path / "x.json")])
-        == 130
+        main(["--act", "2", "--quick", "--figures", str(tmp_path), "--json", str(tmp_path / "x.json")]) == 130
     )
     assert capsys.readouterr().err.strip() == "stopped"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_module_runs_and_imports_nothing_heavy():
-    code = "import sys, minamp.demo; print([m for m in ('matplotlib', 'rich', 'cupy') if m in sys.modules])"
+    code = "import sys, minamp.demo.__main__; print([m for m in ('matplotlib', 'rich', 'cupy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
     environment = {
@@ -186,17 +188,15 @@ def test_an_interrupted_figure_leaves_the_old_one(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        demo_figures.save_figure(path, interrupted, 4)
+        figures.save_figure(path, interrupted, 4)
     assert path.read_bytes() == b"old" and [p.name for p in tmp_path.iterdir()] == ["scale.png"]
 
 
 def test_figures_are_1200_pixels_wide(tmp_path, data):
-    run = demo.Run("x", scales=[2.0**16] * 30 + [2.0**15] * 30, skips=[31])
-    demo_figures.save_figure(tmp_path / "a.png", lambda f: demo_figures.scale_trace(f, run, 25), 4)
-    seen, _ = demo.first_gradients(demo.ARMS[3][0], data[0], 1.0)
-    demo_figures.save_figure(
-        tmp_path / "b.png", lambda f: demo_figures.underflow(f, seen.weights, 2.0**13), 6.5
-    )
+    run = experiment.Run("x", scales=[2.0**16] * 30 + [2.0**15] * 30, skips=[31])
+    figures.save_figure(tmp_path / "a.png", lambda f: figures.scale_trace(f, run, 25), 4)
+    seen, _ = experiment.first_gradients(experiment.ARMS[3][0], data[0], 1.0)
+    figures.save_figure(tmp_path / "b.png", lambda f: figures.underflow(f, seen.weights, 2.0**13), 6.5)
     for path in tmp_path.iterdir():
         header = path.read_bytes()[:24]
         assert header[1:4] == b"PNG" and int.from_bytes(header[16:20], "big") == 1200
@@ -206,4 +206,4 @@ def test_figures_are_1200_pixels_wide(tmp_path, data):
     "share, text", [(0, "0 %"), (1e-5, "<0.1 %"), (0.9345, "93.5 %"), (0.9999, ">99.9 %"), (1, "100 %")]
 )
 def test_percent_never_rounds_to_none_or_all(share, text):
-    assert demo_figures.percent(share) == text
+    assert figures.percent(share) == text

@@ -548,11 +548,17 @@ def test_a_bfloat16_gradient_is_unscaled_in_float32():
     s, p = start(GradScaler(init_scale=3.0)), param(dtype=bfloat16)
     p.grad = minamp.tensor([100.0], dtype=bfloat16)
     s.unscale_(optim.SGD([p], lr=1.0))
-    assert p.grad.dtype == bfloat16 and p.grad.item() == 33.25  # 33.33; an inverse rounded to bfloat16 would give 33.5
+    assert (
+        p.grad.dtype == bfloat16 and p.grad.item() == 33.25
+    )  # 33.33; an inverse rounded to bfloat16 would give 33.5
 
 
 def test_unscale_without_step_and_gradients_of_size_zero():
-    s, p, empty = start(GradScaler(init_scale=4.0, growth_interval=1)), param(), minamp.zeros(0, requires_grad=True)
+    s, p, empty = (
+        start(GradScaler(init_scale=4.0, growth_interval=1)),
+        param(),
+        minamp.zeros(0, requires_grad=True),
+    )
     opt = optim.SGD([p], lr=0.5)
     p.grad = minamp.tensor([4.0])
     s.unscale_(opt)

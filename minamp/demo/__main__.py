@@ -1,0 +1,137 @@
+"""The command python -m minamp.demo."""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+import minamp
+from minamp.demo.acts import Stage, act1, act2, act3, recipe, summary
+from minamp.demo.figures import replacing
+
+READ_NEXT = """Read next:
+  minamp/demo/         this demo; training_step in experiment.py is the loop to copy
+  minamp/autocast.py   act 1: where the cast policy is switched on; minamp/ops/ holds the policy of every op
+  minamp/optim.py      act 2: master weights
+  minamp/scaler.py     act 3: the dynamic loss scale, with the algorithm in its first lines
+  minamp/watch.py      the instruments used here: first_bad_op, histograms, memory
+  minamp/ops/naive.py  more ways to compute wrongly in half precision"""
+
+
+def report(stage, seconds):
+    """Everything measured, as plain values; NaN and inf as null, which JSON has no words for."""
+    acts = {str(act): {run.name: _plain(asdict(run)) for run in runs} for act, runs in stage.runs.items()}
+    return {
+        "seed": stage.seed,
+        "device": stage.device,
+        "quick": stage.quick,
+        "seconds": seconds,
+        "acts": acts,
+        "claims": [{"act": a, "claim": sentence, "ok": ok} for a, sentence, ok in stage.claims],
+        "versions": {
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "minamp": minamp.__version__,
+        },
+        "machine": {"system": platform.platform(), "processor": platform.machine(), "cores": os.cpu_count()},
+    }
+
+
+def _plain(values):
+    def plain(v):
+        if isinstance(v, list):
+            return [plain(x) for x in v]
+        return None if isinstance(v, float) and not np.isfinite(v) else v
+
+    return {k: plain(v) for k, v in values.items()}
+
+
+def parse(argv):
+    parser = argparse.ArgumentParser(
+        "python -m minamp.demo", description="Three networks fail in half precision and are cured."
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the initial weights and the order of the digits (default 0)"
+    )
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: the GPU if there is one"
+    )
+    parser.add_argument("--quick", action="store_true", help="shorter trainings, looser claims")
+    parser.add_argument("--act", type=int, choices=(1, 2, 3), help="only this act")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured to FILE")
+    parser.add_argument(
+        "--figures",
+        type=Path,
+        default=Path("figures"),
+        metavar="DIR",
+        help="where figures go (default figures)",
+    )
+    options = parser.parse_args(argv)
+    if options.seed < 0:
+        parser.error(f"argument --seed: must be at least 0, got {options.seed}")
+    return options
+
+
+def play(options):
+    """Run the acts; 0 if every claim held, 1 if not."""
+    from rich.console import Console
+
+    start = time.perf_counter()
+    device = options.device
+    if device == "auto":
+        device = "cuda" if minamp.gpu_status() == "ok" else "cpu"
+    stage = Stage(Console(), options.seed, device, options.quick, options.figures)
+    acts = {1: act1, 2: act2, 3: act3, 4: recipe}
+    for number, act in acts.items():
+        if options.act in (None, number):
+            act(stage)
+            stage.say()
+    summary(stage)
+    seconds = time.perf_counter() - start
+    if options.json:
+        with replacing(options.json) as temporary:
+            Path(temporary).write_text(json.dumps(report(stage, seconds), indent=1, allow_nan=False))
+        stage.say(f"Everything measured: {options.json}")
+    missed = [sentence for _, sentence, ok in stage.claims if not ok]
+    for sentence in missed:
+        stage.console.print(f"[bold red]Not as expected:[/] {sentence}", highlight=False)
+    stage.console.print(f"\n{READ_NEXT}\n", highlight=False, soft_wrap=True)
+    stage.console.print(
+        f"{len(stage.claims) - len(missed)} of {len(stage.claims)} claims held, {seconds:.0f} s.",
+        highlight=False,
+    )
+    return 1 if missed else 0
+
+
+def main(argv=None):
+    options = parse(argv)
+    if options.device == "cuda" and minamp.gpu_status() != "ok":
+        print(f"demo: --device cuda: {minamp.gpu_status()}", file=sys.stderr)
+        return 2
+    try:
+        return play(options)
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return 130
+
+
+def use_one_blas_thread():
+    """Start this process anew with one BLAS thread, unless the user has chosen a number.
+
+    The networks are so small that a second thread gains nothing, and on a busy machine two threads that wait for each other
+    made the demo five times slower. BLAS reads the variable when NumPy is imported, so it has to be set before.
+    """
+    if os.name == "posix" and "OPENBLAS_NUM_THREADS" not in os.environ:
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+if __name__ == "__main__":
+    use_one_blas_thread()
+    sys.exit(main())
