@@ -1,6 +1,6 @@
 """minamp: mixed-precision training written out by hand.
 
-Read it in the order data flows: formats, backends, record, tensor, autocast, op, ops, nn, scaler, optim.
+Read it in the order data flows: formats, backends, record, tensor, autocast, policy, op, ops, nn, optim, scaler.
 """
 
 import numpy as _np

@@ -1,6 +1,6 @@
 """Autocast regions: a stack of (dtype, cache) settings, and the cache of weight casts that lives as long as the outermost one.
 
-Which op is cast to what stands with the op (its policy, minamp/op.py); here is only where autocast is on, and with which dtype.
+Which op is cast to what is its policy (minamp/policy.py); here is only where autocast is on, and with which dtype.
 All state is thread-local: a new thread starts outside every region.
 """
 

@@ -21,12 +21,9 @@ once. Gradients likewise. So a declaration never mentions half.
 import numpy as np
 
 from minamp import backends
-from minamp.autocast import cast as autocast_cast
 from minamp.autocast import state as autocast_state
 from minamp.formats import (
-    bfloat16,
     cast,
-    float16,
     float32,
     float64,
     is_floating,
@@ -34,71 +31,18 @@ from minamp.formats import (
     round_to,
     widen,
 )
+from minamp.policy import (  # noqa: F401  declarations take them from here
+    BANNED,
+    FP32,
+    FP32_APPEND_DTYPE,
+    FP32_SET_OPT_DTYPE,
+    LOWER_PRECISION,
+    NOT_LISTED,
+    POLICIES,
+    PROMOTE,
+)
 from minamp.record import FREED, Node, grad_mode, observers
 from minamp.tensor import OPS, Tensor
-
-# ------------------------------------------------------------------------------------------------ policies (PyTorch's names)
-
-
-def _eligible(a):
-    return isinstance(a, Tensor) and a.dtype in (float32, float16, bfloat16)
-
-
-def _cast_all(args, dtype):
-    return [autocast_cast(a, dtype) if _eligible(a) else a for a in args]
-
-
-def _lower_precision_fp(op, args, attrs, dtype):
-    return _cast_all(args, dtype)
-
-
-def _fp32(op, args, attrs, dtype):
-    return _cast_all(args, float32)
-
-
-def _fp32_set_opt_dtype(op, args, attrs, dtype):
-    if attrs.get("dtype") is None and _eligible(args[0]):
-        attrs["dtype"] = float32
-    return args
-
-
-def _promote(op, args, attrs, dtype):
-    # PyTorch's rule reads from left to right: once a float32 has been seen, any half goes with it.
-    widest = np.dtype(dtype)
-    for a in args:
-        if _eligible(a) and a.dtype != widest and widest != float32:
-            if a.dtype != float32:
-                raise RuntimeError(
-                    f"{op.name}: {a.dtype} in a {dtype} autocast region can't be promoted: cast it with .to({dtype}) or .float()"
-                )
-            widest = a.dtype
-    return _cast_all(args, widest)
-
-
-def _banned(op, args, attrs, dtype):
-    raise RuntimeError(op.banned_text)
-
-
-LOWER_PRECISION, FP32, FP32_SET_OPT_DTYPE, FP32_APPEND_DTYPE, PROMOTE, BANNED, NOT_LISTED = (
-    "lower_precision_fp",
-    "fp32",
-    "fp32_set_opt_dtype",
-    "fp32_append_dtype",
-    "promote",
-    "banned",
-    "not listed",
-)
-POLICIES = {
-    LOWER_PRECISION: _lower_precision_fp,
-    FP32: _fp32,
-    FP32_SET_OPT_DTYPE: _fp32_set_opt_dtype,
-    FP32_APPEND_DTYPE: _fp32_set_opt_dtype,
-    PROMOTE: _promote,
-    BANNED: _banned,
-    NOT_LISTED: None,
-}
-
-# ------------------------------------------------------------------------------------------------------------ the declaration
 
 
 def op(
@@ -106,7 +50,7 @@ def op(
 ):
     """Class decorator: make the class body the op of that name, callable as a function, and enter it in OPS.
 
-    policy: one of the seven above; there is no default. mixed: what tensors of different float dtypes do: 'error',
+    policy: one of the seven in policy.py; there is no default. mixed: what tensors of different float dtypes do: 'error',
     'promote' (torch's type promotion) or 'first' (the result has the first one's dtype). ints='float': integer input
     counts as float32. stored: forward and vjps take half arrays as they are stored (their backend function widens).
     moves: only moves values, so nothing needs rounding. view: the output may share the input's memory.
@@ -134,9 +78,8 @@ class Op:
         self.forward, self.call = backends.quiet(body["forward"]), body.get("call")
         self.takes_dtype = policy in (FP32_SET_OPT_DTYPE, FP32_APPEND_DTYPE)
         self.__wrapped__ = self.call or body["forward"]  # help() shows this signature
-        code = body[
-            "forward"
-        ].__code__  # read directly: inspect.signature takes 50 us, 300 of them would slow the import
+        # Read directly: inspect.signature takes 50 us, and 300 of them would slow the import.
+        code = body["forward"].__code__
         self.variadic = bool(code.co_flags & 0x04)  # has a *argument
         last = code.co_argcount + code.co_kwonlyargcount
         self.params = list(
