@@ -317,14 +317,8 @@ class Tensor:
 
         A change of dtype is the op `to`, recorded like any other; no change returns x itself unless copy=True.
         """
-        for a in args:
-            if isinstance(a, Tensor):
-                dtype, device = a.dtype, a.device
-            elif isinstance(a, str | backends.Device):
-                device = a
-            elif not isinstance(a, bool) and a is not None:
-                dtype = a
-        out = self if dtype is None or np.dtype(dtype) == self.dtype else OPS["to"](self, np.dtype(dtype))
+        dtype, device = to_arguments(args, dtype, device)
+        out = self if dtype is None or dtype == self.dtype else OPS["to"](self, dtype)
         if device is not None and backends.device_type(device) != out.device.type:
             out = Tensor(backends.move(out._data, device))
         return out.clone() if copy and out is self else out
@@ -528,6 +522,18 @@ def _call_hook(hook, g, dtype):
     if answer is None:
         return g
     return answer if isinstance(g, Tensor) else widen(answer.to(dtype)._data)
+
+
+def to_arguments(args, dtype, device):
+    """(dtype or None, device or None) from the many ways to call .to(): a dtype, a device, both, another tensor."""
+    for a in args:
+        if isinstance(a, Tensor):
+            dtype, device = a.dtype, a.device
+        elif isinstance(a, str | backends.Device):
+            device = a
+        elif not isinstance(a, bool) and a is not None:
+            dtype = a
+    return None if dtype is None else np.dtype(dtype), device
 
 
 def plain_key(key):

@@ -7,7 +7,7 @@ import numpy as np
 
 from minamp import backends
 from minamp.formats import bfloat16, cast, float16, float32, float64, is_floating
-from minamp.tensor import Tensor
+from minamp.tensor import Tensor, to_arguments
 
 
 class Parameter(Tensor):
@@ -278,14 +278,7 @@ class Module:
         to(dtype), to(device), to(device, dtype), to(tensor). Integer buffers keep their dtype. TypeError for
         an integer dtype.
         """
-        for a in args:
-            if isinstance(a, Tensor):
-                dtype, device = a.dtype, a.device
-            elif isinstance(a, str | backends.Device):
-                device = a
-            elif not isinstance(a, bool) and a is not None:
-                dtype = a
-        dtype = None if dtype is None else np.dtype(dtype)
+        dtype, device = to_arguments(args, dtype, device)
         if dtype is not None and not is_floating(dtype):
             raise TypeError(
                 f"Module.to: dtype {dtype} is not a floating format: use float16, bfloat16, float32 or "
