@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 TORCH_VENV := .venv-torch
+BENCH_VENV := .venv-bench
 # One BLAS thread per test worker: two workers on two cores.
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu conformance figures lint clean
+.PHONY: help setup demo test test-gpu conformance bench figures lint clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -38,6 +39,17 @@ $(TORCH_VENV)/ready: constraints.txt
 	$(TORCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 numpy
 	@touch $@
 
+# OPENBLAS_CORETYPE, where it is set, hides the machine's kernels: unset for this command alone.
+bench: $(BENCH_VENV)/ready  ## measure speed and memory, beside torch where it can be had (ARGS="--quick --json FILE")
+	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BENCH_VENV)/bin/python tests/benchmarks/bench.py $(ARGS)
+
+$(BENCH_VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 \
+		|| echo "torch could not be installed: its rows will say so"
+	@touch $@
+
 figures: $(VENV)/ready  ## draw every figure of the README again
 	$(RUN) -m minamp.demo --figures figures
 
@@ -46,5 +58,5 @@ lint: $(VENV)/ready  ## check style and format
 	$(RUN) -m ruff format --check minamp tests
 
 clean:  ## remove the environment and everything generated outside git
-	rm -rf $(VENV) $(TORCH_VENV) build *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(TORCH_VENV) $(BENCH_VENV) build *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
