@@ -5,6 +5,9 @@ it is handed arrays (this module) or tensors (`minamp.ops`). Half arrays are wid
 float32 (or float64) accumulator, and rounding to half is the caller's one step at the end.
 """
 
+import ctypes
+import sys
+
 import numpy as np
 
 from minamp.backends.conv import (  # noqa: F401  the convolution room, same vocabulary
@@ -42,6 +45,21 @@ from minamp.formats import cast, narrow, round_to, widen  # noqa: F401  part of 
 
 name = "cpu"
 ndarray = np.ndarray
+
+
+def keep_freed_memory():
+    """Tell glibc to keep freed blocks up to 32 MB for the next step; elsewhere there is nothing to tell.
+
+    By default they go back to the kernel, which clears every page again in the next step: with this a CNN step (28x28,
+    batch 128) takes 25 ms and not 41 in float32, 35 and not 47 under autocast.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD
+        mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
+
+
+keep_freed_memory()
 
 abs, sign = np.abs, np.sign
 exp, log, sqrt, tanh, sin, cos = np.exp, np.log, np.sqrt, np.tanh, np.sin, np.cos

@@ -250,7 +250,7 @@ def cast_rows(quick, n=1 << 20):
 
 def memory_rows(quick):
     """What the ops keep for backward where activations outweigh weights: 8 layers of 64, batch 2048."""
-    model, x, y = mlp(minamp, (64,) * 9), minamp.randn(2048, 64), minamp.randint(0, 10, (2048,))
+    model, x, y = mlp(minamp, (64,) * 8 + (10,)), minamp.randn(2048, 64), minamp.randint(0, 10, (2048,))
     kept = {}
     for amp in (False, True):
         with watch.saved_bytes() as saved, minamp.autocast(enabled=amp):
