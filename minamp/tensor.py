@@ -26,6 +26,15 @@ def _method(name):
     return method
 
 
+def _binary(name):
+    """An operator's method: one argument, so half a call's overhead of _method's (0.2 us)."""
+
+    def method(self, other):
+        return OPS[name](self, other)
+
+    return method
+
+
 def _reflected(name):
     def method(self, other):
         return OPS[name](other, self)
@@ -54,14 +63,14 @@ class Tensor:
     Raises RuntimeError for requires_grad on integers.
     """
 
-    __slots__ = ("_data", "_grad", "_node", "_version", "_is_view", "_keeps_grad", "__weakref__", "__dict__")
+    __slots__ = ("_data", "_grad", "_node", "_version", "__weakref__", "__dict__")
+    _is_view = _keeps_grad = False  # rarely set, so not written for every tensor
     __array_priority__ = 1000  # ndarray + Tensor comes to Tensor.__radd__
 
     def __init__(self, data, requires_grad=False):
         self._data = data if isinstance(data, np.ndarray) else np.asarray(data)
         self._grad = self._node = None
         self._version = [0]  # counts in-place writes; views share it with their base
-        self._is_view = self._keeps_grad = False
         if requires_grad:
             self.requires_grad = True
 
@@ -438,10 +447,10 @@ class Tensor:
     # -- the ops. One line each: which op (and in which file of minamp/ops/ it is declared).
 
     # elementwise.py
-    __add__, __radd__ = _method("add"), _reflected("add")
-    __sub__, __rsub__ = _method("sub"), _reflected("sub")
-    __mul__, __rmul__ = _method("mul"), _reflected("mul")
-    __truediv__, __rtruediv__ = _method("div"), lambda self, other: OPS["reciprocal"](self) * other
+    __add__, __radd__ = _binary("add"), _reflected("add")
+    __sub__, __rsub__ = _binary("sub"), _reflected("sub")
+    __mul__, __rmul__ = _binary("mul"), _reflected("mul")
+    __truediv__, __rtruediv__ = _binary("div"), lambda self, other: OPS["reciprocal"](self) * other
     __neg__, __abs__ = _method("neg"), _method("abs")
     __iadd__ = add_ = _inplace("add")
     __isub__ = sub_ = _inplace("sub")
