@@ -53,14 +53,14 @@ def op(
     policy: one of the seven in policy.py; there is no default. mixed: what tensors of different float dtypes do: 'error',
     'promote' (torch's type promotion) or 'first' (the result has the first one's dtype). ints='float': integer input
     counts as float32. stored: forward and vjps take half arrays as they are stored (their backend function widens).
-    moves: only moves values, so nothing needs rounding. view: the output may share the input's memory.
+    moves: only moves values, so nothing needs rounding; or a function attrs -> whether that is so. view: the output may share the input's memory.
     A `call` function in the class is how users call it: it checks arguments and returns (tensors, attributes).
     """
     if policy not in POLICIES:
         raise ValueError(f"@op: policy must be one of {list(POLICIES)}, got {policy!r}")
 
     def declare(cls):
-        return Op(cls, name or cls.__name__, policy, mixed, ints, stored or moves, moves, view, banned_text)
+        return Op(cls, name or cls.__name__, policy, mixed, ints, stored or bool(moves), moves, view, banned_text)
 
     return declare
 
@@ -291,6 +291,7 @@ class Op:
             else:
                 env[self.params[i]] = value
         m = OPS_NAMESPACE if create_graph else backends.of(g)
+        moves = self.moves(node.attrs) if callable(self.moves) else self.moves
         for i, edge in enumerate(node.edges):
             if edge is None:
                 continue
@@ -304,7 +305,7 @@ class Op:
             if create_graph:
                 gx = gx.to(dtype)
             elif is_half(dtype):
-                if not (self.moves or gx is g and node.dtype == dtype):  # those lie on the grid already
+                if not (moves or gx is g and node.dtype == dtype):  # those lie on the grid already
                     gx = round_to(widen(np.asarray(gx)), dtype)
             elif gx.dtype != dtype:
                 gx = cast(np.asarray(gx), dtype)
