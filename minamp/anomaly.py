@@ -7,7 +7,7 @@ import weakref
 
 import numpy as np
 
-from minamp.formats import widen
+from minamp import backends
 from minamp.record import observers
 from minamp.tensor import Tensor
 
@@ -37,7 +37,8 @@ def _watch(check_nan):
         if not check_nan:
             return
         g, node, i = inputs
-        array = widen(output._data if isinstance(output, Tensor) else output)
+        array = output._data if isinstance(output, Tensor) else output
+        array = backends.widen(backends.host(array))
         if np.isnan(array).any():
             line = _lines.get(node, "made before anomaly detection was switched on")
             raise RuntimeError(

@@ -3,6 +3,7 @@
 import numpy as np
 
 from minamp.anomaly import detect_anomaly, is_anomaly_enabled, set_detect_anomaly  # noqa: F401
+from minamp.backends import host
 from minamp.formats import float64, widen
 from minamp.function import Function  # noqa: F401
 from minamp.record import (
@@ -64,7 +65,7 @@ def check_grads(function, *arrays, order=2, eps=1e-6, tolerance=1e-6, seed=0):
         direction = rng.standard_normal(arrays[i].shape)
         moved = [[*arrays[:i], arrays[i] + s * eps * direction, *arrays[i + 1 :]] for s in (1, -1)]
         numeric = (value(moved[0]) - value(moved[1])) / (2 * eps)
-        analytic = float((widen(g._data) * direction).sum())
+        analytic = float((widen(host(g._data)) * direction).sum())
         error = abs(numeric - analytic) / max(1.0, abs(numeric), abs(analytic))
         assert error <= tolerance, (
             f"argument {i}: gradient along a direction is {analytic}, differences give {numeric}"

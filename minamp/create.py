@@ -46,12 +46,12 @@ def _new(array, dtype, device, requires_grad):
 
 def zeros(*size, dtype=float32, device=None, requires_grad=False):
     """Zeros; sizes as ints or one tuple."""
-    return _new(np.zeros(_size(size), dtype), dtype, device, requires_grad)
+    return full(_size(size), 0, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def ones(*size, dtype=float32, device=None, requires_grad=False):
     """Ones; sizes as ints or one tuple."""
-    return _new(np.ones(_size(size), dtype), dtype, device, requires_grad)
+    return full(_size(size), 1, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def full(size, fill_value, *, dtype=float32, device=None, requires_grad=False):
@@ -110,24 +110,24 @@ def from_numpy(array):
 
 def zeros_like(x, *, dtype=None, requires_grad=False):
     """Zeros in the shape and dtype of x."""
-    return zeros(x.shape, dtype=dtype or x.dtype, requires_grad=requires_grad)
+    return zeros(x.shape, dtype=dtype or x.dtype, device=x.device, requires_grad=requires_grad)
 
 
 def ones_like(x, *, dtype=None, requires_grad=False):
     """Ones in the shape and dtype of x."""
-    return ones(x.shape, dtype=dtype or x.dtype, requires_grad=requires_grad)
+    return ones(x.shape, dtype=dtype or x.dtype, device=x.device, requires_grad=requires_grad)
 
 
 def full_like(x, fill_value, *, dtype=None, requires_grad=False):
     """`fill_value` in the shape and dtype of x."""
-    return full(x.shape, fill_value, dtype=dtype or x.dtype, requires_grad=requires_grad)
+    return full(x.shape, fill_value, dtype=dtype or x.dtype, device=x.device, requires_grad=requires_grad)
 
 
 def randn_like(x, *, dtype=None, requires_grad=False):
     """Standard normal values in the shape and dtype of x."""
-    return randn(x.shape, dtype=dtype or x.dtype, requires_grad=requires_grad)
+    return randn(x.shape, dtype=dtype or x.dtype, device=x.device, requires_grad=requires_grad)
 
 
 def rand_like(x, *, dtype=None, requires_grad=False):
     """Uniform values in the shape and dtype of x."""
-    return rand(x.shape, dtype=dtype or x.dtype, requires_grad=requires_grad)
+    return rand(x.shape, dtype=dtype or x.dtype, device=x.device, requires_grad=requires_grad)

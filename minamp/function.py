@@ -1,7 +1,8 @@
 """autograd.Function: an op written by the user, forward and backward in Tensors."""
 
+from minamp import backends
 from minamp.create import zeros
-from minamp.formats import is_floating, is_half, narrow, round_to, widen
+from minamp.formats import is_floating, is_half
 from minamp.record import FREED, Node, grad_mode, no_grad, observers, set_grad_enabled
 from minamp.tensor import Tensor
 
@@ -122,7 +123,7 @@ class _Applied:
             if g is None:
                 g = zeros(shape, dtype=dtype) if self.ctx._materialize else None
             elif not create_graph:
-                g = Tensor(narrow(g, dtype) if is_half(dtype) else g)
+                g = Tensor(backends.of(g).narrow(g, dtype) if is_half(dtype) else g)
             grads.append(g)
         with set_grad_enabled(create_graph):
             answers = self.cls.backward(self.ctx, *grads)
@@ -149,10 +150,9 @@ class _Applied:
 
 def _on_grid(g, dtype):
     """A Tensor as the float array that gradients travel as."""
-    array = widen(g.detach()._data)
-    if is_half(dtype):
-        return array if g.dtype == dtype else round_to(array, dtype)
-    return array.astype(dtype, copy=False)
+    array = g.detach()._data
+    m = backends.of(array)
+    return m.grid(array, dtype) if is_half(dtype) else m.widen(array).astype(dtype, copy=False)
 
 
 def _refuse(name, got, wanted):

@@ -23,13 +23,10 @@ import numpy as np
 from minamp import backends
 from minamp.autocast import state as autocast_state
 from minamp.formats import (
-    cast,
     float32,
     float64,
     is_floating,
     is_half,
-    round_to,
-    widen,
 )
 from minamp.policy import (  # noqa: F401  declarations take them from here
     BANNED,
@@ -53,14 +50,17 @@ def op(
     policy: one of the seven in policy.py; there is no default. mixed: what tensors of different float dtypes do: 'error',
     'promote' (torch's type promotion) or 'first' (the result has the first one's dtype). ints='float': integer input
     counts as float32. stored: forward and vjps take half arrays as they are stored (their backend function widens).
-    moves: only moves values, so nothing needs rounding; or a function attrs -> whether that is so. view: the output may share the input's memory.
+    moves: only moves values, so nothing needs rounding; or a function attrs -> whether that is so. view: the output may share
+    the input's memory.
     A `call` function in the class is how users call it: it checks arguments and returns (tensors, attributes).
     """
     if policy not in POLICIES:
         raise ValueError(f"@op: policy must be one of {list(POLICIES)}, got {policy!r}")
 
     def declare(cls):
-        return Op(cls, name or cls.__name__, policy, mixed, ints, stored or bool(moves), moves, view, banned_text)
+        return Op(
+            cls, name or cls.__name__, policy, mixed, ints, stored or bool(moves), moves, view, banned_text
+        )
 
     return declare
 
@@ -143,17 +143,21 @@ class Op:
             args = [args[0].to(attrs["dtype"]), *args[1:]]
         first = dtype = None
         arrays, mask, bit = [], 0, 1  # mask: which arguments want a gradient, as bits
+        home = np.ndarray  # the type of array the first tensor has
         for a in args:
             if isinstance(a, Tensor):
                 array = a._data
                 d = array.dtype
                 if dtype is None:
-                    first, dtype = a, d
+                    first, dtype, home = a, d, type(array)
+                    m = backends.of(array)
                 elif d is not dtype and d != dtype:
                     dtype = self._result_dtype(args)
+                if type(array) is not home:
+                    return self._run(self._on_one_device(args), attrs)
                 if a._node is not None:
                     mask |= bit
-                arrays.append(array if d is float32 or self.stored or not is_half(d) else widen(array))
+                arrays.append(array if d is float32 or self.stored or not is_half(d) else m.widen(array))
             else:
                 arrays.append(a)
             bit <<= 1
@@ -162,26 +166,29 @@ class Op:
                 f"{self.name}: needs at least one minamp Tensor, got {[type(a).__name__ for a in args]}: "
                 "wrap data in minamp.tensor(...)"
             )
-        if dtype is not float32 and dtype.kind in "iub" and (self.ints == "float" or any(type(a) is float for a in args)):
+        if (
+            dtype is not float32
+            and dtype.kind in "iub"
+            and (self.ints == "float" or any(type(a) is float for a in args))
+        ):
             dtype = float32
             arrays = [
-                a.astype(float32) if isinstance(a, np.ndarray) and a.dtype.kind in "iub" else a
-                for a in arrays
+                a.astype(float32) if isinstance(a, home) and a.dtype.kind in "iub" else a for a in arrays
             ]
         try:
-            y = backends.quietly.run(self.forward, backends.of(first._data), *arrays, **attrs)
+            y = backends.quietly.run(self.forward, m, *arrays, **attrs)
         except (ValueError, IndexError) as error:  # NumPy's words for shapes that don't fit
             named = zip(self._names(args), args, strict=True)
             shapes = ", ".join(f"{p} {a.shape if isinstance(a, Tensor) else a}" for p, a in named)
             kind = IndexError if isinstance(error, IndexError) else RuntimeError
             raise kind(f"{self.name}: shapes don't fit ({shapes}): {error}") from None
-        if type(y) is not np.ndarray:
-            y = np.asarray(y)
+        if type(y) is not home:
+            y = backends.array(y)
         d = y.dtype
         if d is not dtype and d != dtype and is_floating(d) and not self.is_cast:
-            y = cast(y, dtype)
+            y = m.cast(y, dtype)
         out = Tensor(y)
-        if self.view and backends.of(y).may_share_memory(y, first._data):  # x[[0, 2]] is a copy
+        if self.view and m.may_share_memory(y, first._data):  # x[[0, 2]] is a copy
             out._version, out._is_view = first._version, True
         if mask and grad_mode.enabled and (d is float32 or is_floating(y.dtype)):
             self._record(args, attrs, out, mask)
@@ -189,6 +196,29 @@ class Op:
             for observe in observers:
                 observe("forward", self, args, out)
         return out
+
+    def _on_one_device(self, args):
+        """`args` with 0-dim CPU tensors that want no gradient as numbers on the others' GPU, as in PyTorch; else RuntimeError."""
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        there = next((a for a in tensors if a.device.type == "cuda"), None)
+        moved, stay = [], []
+        for name, a in zip(self._names(args), args, strict=True):
+            if isinstance(a, Tensor) and a.device.type == "cpu":
+                if a.ndim or a.requires_grad or there is None:
+                    stay.append(name)
+                else:  # no copy waits for the GPU: the number travels as an argument of a kernel
+                    a = Tensor(backends.of(there._data).full((), a.item(), a.dtype))
+            moved.append(a)
+        if stay or there is None:
+            found = ", ".join(
+                f"{p} {a.device}"
+                for p, a in zip(self._names(args), args, strict=True)
+                if isinstance(a, Tensor)
+            )
+            raise RuntimeError(
+                f"{self.name}: tensors on different devices ({found}): move them to one with x.to('cuda') or x.cpu()"
+            )
+        return moved
 
     def _result_dtype(self, args):
         tensors = [a for a in args if isinstance(a, Tensor)]
@@ -269,6 +299,7 @@ class Op:
                 f"backward through {self.name} a second time: its saved values were freed by the first backward. "
                 "Pass retain_graph=True to the first one, or run the forward again"
             )
+        home = None if create_graph else backends.of(g)
         env = dict(node.attrs)
         if self.variadic:
             env[self.params[0]] = [None] * len(node.edges)
@@ -283,14 +314,16 @@ class Op:
                     value = Tensor(value)
                     value._node = node if i < 0 else edge
                 elif not self.stored and is_half(value.dtype):
-                    value = widen(value)
+                    value = home.widen(value)
             if i < 0:
                 env["y"] = value
             elif self.variadic:
                 env[self.params[0]][i] = value
             else:
                 env[self.params[i]] = value
-        m = OPS_NAMESPACE if create_graph else backends.of(g)
+        if not create_graph and not self.stored and is_half(g.dtype):
+            g = home.widen(g)
+        m = OPS_NAMESPACE if create_graph else home
         moves = self.moves(node.attrs) if callable(self.moves) else self.moves
         for i, edge in enumerate(node.edges):
             if edge is None:
@@ -306,9 +339,9 @@ class Op:
                 gx = gx.to(dtype)
             elif is_half(dtype):
                 if not (moves or gx is g and node.dtype == dtype):  # those lie on the grid already
-                    gx = round_to(widen(np.asarray(gx)), dtype)
+                    gx = backends.of(gx).grid(gx, dtype)
             elif gx.dtype != dtype:
-                gx = cast(np.asarray(gx), dtype)
+                gx = backends.of(gx).cast(backends.array(gx), dtype)
             if observers:
                 for observe in observers:
                     observe("backward", self, (g, node, i), gx)

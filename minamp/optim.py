@@ -11,7 +11,7 @@ import numpy as np
 
 from minamp import backends, weights
 from minamp.create import generator
-from minamp.formats import cast, float32, float64, widen
+from minamp.formats import float32, float64
 from minamp.nn.module import zero_grad
 from minamp.record import enable_grad
 from minamp.tensor import Tensor
@@ -105,7 +105,7 @@ class Optimizer:
                 g = weight.owner(stepping=True).grad
                 if g is not None:
                     w = weight.read()
-                    self._update(w, widen(g._data), self.state[p], group)
+                    self._update(w, backends.widen(g._data), self.state[p], group)
                     weight.write(w)
         return result
 
@@ -116,7 +116,7 @@ class Optimizer:
     def _buffer(state, name, like):
         """The array of the buffer `name`, zeros at first."""
         if name not in state:
-            state[name] = Tensor(np.zeros_like(like))
+            state[name] = Tensor(backends.of(like).zeros_like(like))
         return state[name]._data
 
     def master_params(self):
@@ -189,16 +189,17 @@ class Optimizer:
     def _loaded(self, i, p, name, value):
         if name == "step":
             return int(value)
-        if not isinstance(value, Tensor | np.ndarray):
-            return value
         array = value._data if isinstance(value, Tensor) else value
+        if not isinstance(array, np.ndarray) and not backends.device.holds(array):
+            return value
         if array.shape != p.shape:
             raise ValueError(
                 f"{self._name}.load_state_dict: {name} of parameter {i} has shape {array.shape}, the "
                 f"parameter {p.shape}"
             )
         kept = p.dtype if p.dtype == float64 or name == "compensation" else float32
-        return Tensor(np.array(cast(array, kept)), requires_grad=name == "master")
+        array = backends.move(array, p.device)
+        return Tensor(backends.of(array).owned(array, kept), requires_grad=name == "master")
 
     def __repr__(self):
         lines = [f"{self._name} ("]

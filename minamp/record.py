@@ -10,11 +10,13 @@ import heapq
 import itertools
 import threading
 
+from minamp import backends
 from minamp.backends import quiet
-from minamp.formats import is_half, round_to
+from minamp.formats import bfloat16, float16, is_half
 
 observers = []  # functions f(phase, op, inputs, output) that see every op, forward and backward; see observe
 _counter = itertools.count()
+HALF = (float16, bfloat16)
 
 
 class _GradMode(threading.local):
@@ -153,15 +155,21 @@ def run_backward(roots, gradients, retain_graph=False, create_graph=False, wante
     pending, heap = {}, []
     captured = dict.fromkeys(wanted or ())
 
+    def add(a, b):
+        # on a GPU gradients travel as halves; two of them are summed in float32
+        if not create_graph and getattr(a, "dtype", None) in HALF:
+            a = backends.widen(a)
+        return a + b
+
     def give(node, g):
         if node not in pending:
             pending[node] = [g, 1]
             heapq.heappush(heap, node)
         else:
             entry = pending[node]
-            entry[0], entry[1] = entry[0] + g, entry[1] + 1
+            entry[0], entry[1] = add(entry[0], g), entry[1] + 1
             if grad_mode.naive_half_sums and is_half(node.dtype) and not create_graph:
-                entry[0] = round_to(entry[0], node.dtype)
+                entry[0] = backends.of(entry[0]).grid(entry[0], node.dtype)
 
     for node, g in zip(roots, gradients, strict=True):
         give(node, g)
@@ -170,7 +178,7 @@ def run_backward(roots, gradients, retain_graph=False, create_graph=False, wante
         g, count = pending.pop(node)
         is_cast = node.op is not None and node.op.is_cast
         if count > 1 and is_half(node.dtype) and not is_cast and not create_graph:
-            g = round_to(g, node.dtype)
+            g = backends.of(g).grid(g, node.dtype)
         for hook in node.hooks or ():
             g = hook(g)
         if node in captured:

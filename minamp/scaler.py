@@ -17,7 +17,7 @@ from enum import Enum
 import numpy as np
 
 from minamp import backends
-from minamp.formats import float32, widen
+from minamp.formats import float32
 from minamp.tensor import Tensor
 from minamp.watch import first_bad_op
 
@@ -28,6 +28,11 @@ class Stage(Enum):
     READY = 0
     UNSCALED = 1
     STEPPED = 2
+
+
+def _looked_at(tensor):
+    """Its values in main memory, widened."""
+    return backends.widen(backends.host(tensor._data))
 
 
 class Evidence:
@@ -45,12 +50,12 @@ class Evidence:
 
     def loss(self, loss):
         """Note whether the loss itself is finite."""
-        self.loss_was_finite = self.loss_was_finite and bool(np.isfinite(widen(loss._data)).all())
+        self.loss_was_finite = self.loss_was_finite and bool(np.isfinite(_looked_at(loss)).all())
 
     def gradient(self, position, g):
         """Note the first parameter with a non-finite gradient: its place in the optimizer's list, its shape, inf or nan."""
         if self.parameter is None:
-            self.parameter = (position, g.shape, "nan" if np.isnan(widen(g._data)).any() else "inf")
+            self.parameter = (position, g.shape, "nan" if np.isnan(_looked_at(g)).any() else "inf")
 
     def __str__(self):
         position, shape, kind = self.parameter
@@ -102,9 +107,9 @@ class GradScaler:
         assert growth_factor > 1.0, f"GradScaler: growth_factor must be greater than 1, got {growth_factor}"
         assert backoff_factor < 1.0, f"GradScaler: backoff_factor must be less than 1, got {backoff_factor}"
         self._init_scale = init_scale
-        self._scale = (
-            None  # from the first scale() on a 0-dim float32 Tensor: scale * loss stays in the record
-        )
+        # A 0-dim float32 Tensor on the loss's device from the first scale() on, so that scale * loss stays in the graph,
+        # and the same number here, so that nobody has to ask a GPU for it.
+        self._scale, self._value = None, None
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
         self._growth_interval, self._growth_tracker = growth_interval, 0
         low = float("-inf") if min_scale is None else min_scale
@@ -131,9 +136,11 @@ class GradScaler:
             return outputs
         if isinstance(outputs, Tensor):
             if self._scale is None:
-                self._scale = Tensor(np.asarray(self._init_scale, float32))
+                self._put(self._init_scale, outputs)
             if self._max_skips:
                 self._evidence.loss(outputs)
+            if not self._scale.device.same(outputs.device):
+                self._put(self._value, outputs)
             return outputs * self._scale
         if isinstance(outputs, list | tuple):
             return type(outputs)(self.scale(x) for x in outputs)
@@ -163,9 +170,7 @@ class GradScaler:
             raise RuntimeError(
                 "unscale_() is being called after step(): call it before, so that step() uses unscaled gradients"
             )
-        record[2] = self._unscale(
-            optimizer, float(1.0 / float(self._scale._data)) if self._scale._data else float("inf")
-        )
+        record[2] = self._unscale(optimizer, 1.0 / self._value if self._value else float("inf"))
         record[1] = Stage.UNSCALED
 
     @backends.quiet  # the float32 inverse of a vanishing scale is inf
@@ -185,11 +190,15 @@ class GradScaler:
             return None
         found = 0.0
         inverse = float(np.float32(inverse))
-        for position, g in gradients:
-            if backends.of(g._data).unscale(g._data, inverse):
-                found = 1.0
-                self._evidence.gradient(position, g)
-            g._version[0] += 1
+        for m in {
+            backends.of(g._data) for _, g in gradients
+        }:  # one pass, and on a GPU one wait, per kind of device
+            here = [(position, g) for position, g in gradients if backends.of(g._data) is m]
+            for (position, g), bad in zip(here, m.unscale([g._data for _, g in here], inverse), strict=True):
+                if bad:
+                    found = 1.0
+                    self._evidence.gradient(position, g)
+                g._version[0] += 1
         return found
 
     @staticmethod
@@ -241,11 +250,11 @@ class GradScaler:
         own = getattr(optimizer, "grad_scale", None)
         if record[1] is Stage.READY:
             record[2] = self._unscale(optimizer, 1.0, allow_half=True)
-            scale = self._scale._data if own is None else self._scale._data * own._data
-            optimizer.grad_scale = Tensor(np.asarray(scale, float32))
+            scale = self._value if own is None else float(np.float32(self._value) * np.float32(own.item()))
+            optimizer.grad_scale = self._like(scale)
         else:
             optimizer.grad_scale = own
-        optimizer.found_inf = Tensor(np.asarray(record[2] or 0.0, float32))
+        optimizer.found_inf = self._like(record[2] or 0.0)
         try:
             return optimizer.step(*args, **kwargs)
         finally:
@@ -290,7 +299,7 @@ class GradScaler:
 
     def _adjust(self, found_inf):
         # The product is formed in double and rounded once to float32.
-        scale = float(self._scale._data)
+        scale = self._value
         if found_inf:
             scale, self._growth_tracker = max(scale * self._backoff_factor, self._min_scale), 0
         else:
@@ -299,7 +308,16 @@ class GradScaler:
             if self._growth_tracker >= self._growth_interval:
                 grown = min(scale * self._growth_factor, self._max_scale)
                 scale, self._growth_tracker = (grown if grown <= float(np.finfo(float32).max) else scale), 0
-        self._scale = Tensor(np.asarray(scale, float32))
+        self._put(scale, self._scale)
+
+    def _like(self, number):
+        """A 0-dim float32 Tensor where the scale lies; on a GPU it is filled in there, nothing is copied."""
+        return Tensor(backends.of(self._scale._data).full((), number, float32))
+
+    def _put(self, number, like):
+        """Make `number`, rounded to float32, the scale on the device of `like`."""
+        self._scale = Tensor(backends.of(like._data).full((), number, float32))
+        self._value = float(np.float32(number))
 
     def _set_scale(self, new_scale):
         if isinstance(new_scale, Tensor):
@@ -309,7 +327,7 @@ class GradScaler:
                     f"requires_grad={new_scale.requires_grad}"
                 )
             new_scale = new_scale.item()
-        self._scale = Tensor(np.asarray(new_scale, float32))
+        self._put(new_scale, self._scale)
 
     # -- looking and setting
 
@@ -317,7 +335,7 @@ class GradScaler:
         """The scale as a Python float; 1.0 if disabled."""
         if not self._enabled:
             return 1.0
-        return self._init_scale if self._scale is None else float(self._scale._data)
+        return self._init_scale if self._scale is None else self._value
 
     def get_growth_factor(self):
         return self._growth_factor
@@ -369,7 +387,7 @@ class GradScaler:
         self._init_scale, self._growth_factor, self._backoff_factor = scale, growth, backoff
         self._growth_interval, self._growth_tracker = interval, tracker
         if self._scale is not None:
-            self._scale = Tensor(np.asarray(scale, float32))
+            self._put(scale, self._scale)
 
     def __getstate__(self):
         state = self.__dict__.copy()

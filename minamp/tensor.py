@@ -9,7 +9,8 @@ import weakref
 import numpy as np
 
 from minamp import backends
-from minamp.formats import bfloat16, float16, float32, float64, is_floating, is_half, narrow, widen
+from minamp.backends import host
+from minamp.formats import bfloat16, float16, float32, float64, is_floating, is_half, widen
 from minamp.record import grad_mode, leaf_node, run_backward
 
 OPS = {}  # every op, and every function made of ops, by its name; @op and @composite in minamp/op.py fill it
@@ -68,7 +69,7 @@ class Tensor:
     __array_priority__ = 1000  # ndarray + Tensor comes to Tensor.__radd__
 
     def __init__(self, data, requires_grad=False):
-        self._data = data if isinstance(data, np.ndarray) else np.asarray(data)
+        self._data = data if isinstance(data, np.ndarray) else backends.array(data)
         self._grad = self._node = None
         self._version = [0]  # counts in-place writes; views share it with their base
         if requires_grad:
@@ -83,7 +84,7 @@ class Tensor:
 
     @data.setter
     def data(self, array):
-        array = array._data if isinstance(array, Tensor) else np.asarray(array)
+        array = array._data if isinstance(array, Tensor) else backends.array(array)
         self._data = array
         self._version[0] += 1
         if self._node is not None and self._node.op is None:
@@ -115,7 +116,7 @@ class Tensor:
     nbytes = property(lambda self: self._data.nbytes)
     is_cuda = property(lambda self: self.device.type == "cuda")
     device = property(
-        lambda self: backends.Device(backends.of(self._data).name), doc="Where the array lives."
+        lambda self: backends.Device(backends.device_name(self._data)), doc="Where the array lives."
     )
     is_leaf = property(lambda self: self._node is None or self._node.op is None)
     grad_fn = property(
@@ -177,10 +178,12 @@ class Tensor:
         """The one value as a Python number. RuntimeError if there is not exactly one."""
         if self._data.size != 1:
             raise RuntimeError(f"item() needs a tensor with one element, this one has shape {self.shape}")
-        return self._data.item() if self._data.dtype != bfloat16 else float(self._data.reshape(()))
+        data = host(self._data)
+        return data.item() if data.dtype != bfloat16 else float(data.reshape(()))
 
     def tolist(self):
-        return widen(self._data).tolist() if self.dtype == bfloat16 else self._data.tolist()
+        data = host(self._data)
+        return widen(data).tolist() if self.dtype == bfloat16 else data.tolist()
 
     def numpy(self):
         """The array, sharing memory. RuntimeError while gradients are recorded: use x.detach().numpy()."""
@@ -188,6 +191,8 @@ class Tensor:
             raise RuntimeError(
                 "numpy() on a tensor that requires grad would lose its history: use x.detach().numpy()"
             )
+        if backends.device.holds(self._data):
+            raise TypeError(f"numpy() on a tensor on {self.device}: use x.cpu().numpy()")
         return self._data
 
     def __array__(self, dtype=None, copy=None):
@@ -207,7 +212,7 @@ class Tensor:
         return bool(self.item())
 
     def __index__(self):
-        return self._data.__index__()
+        return host(self._data).__index__()
 
     def __len__(self):
         if not self.ndim:
@@ -220,8 +225,11 @@ class Tensor:
     __hash__ = object.__hash__
 
     def __repr__(self):
-        text = np.array2string(np.asarray(widen(self._data)), separator=", ", prefix="tensor(", precision=5)
-        tail = "" if self.dtype == float32 else f", dtype={self.dtype}"
+        text = np.array2string(
+            np.asarray(widen(host(self._data))), separator=", ", prefix="tensor(", precision=5
+        )
+        tail = "" if self.device == "cpu" else f", device='{self.device}'"
+        tail += "" if self.dtype == float32 else f", dtype={self.dtype}"
         if not self.is_leaf:
             tail += f", grad_fn={self._node.op.name}"
         elif self.requires_grad:
@@ -254,18 +262,19 @@ class Tensor:
                     f"backward starts from a scalar, but this is {made_by} with shape {self.shape}: "
                     "reduce it (loss.sum(), loss.mean()) or pass gradient="
                 )
-            gradient = Tensor(np.ones_like(self._data))
+            gradient = Tensor(backends.of(self._data).ones_like(self._data))
         elif gradient.shape != self.shape:
             raise RuntimeError(
                 f"gradient has shape {gradient.shape}, but {made_by} has shape {self.shape}: give the same shape"
             )
-        return gradient.to(self.dtype) if create_graph else widen(gradient.to(self.dtype)._data)
+        gradient = gradient.to(self.dtype)
+        return gradient if create_graph else _travelling(gradient._data)
 
     def _as_gradient(self, g):
         """An arriving gradient (array, or Tensor under create_graph) as a Tensor of this tensor's dtype."""
         if isinstance(g, Tensor):
             return g.to(self.dtype)
-        return Tensor(narrow(g, self.dtype) if is_half(self.dtype) else np.array(g))
+        return Tensor(backends.of(g).owned(g, self.dtype))
 
     def _accumulate(self, g):
         """Add an arriving gradient into .grad, in this tensor's dtype (the sum itself is float32)."""
@@ -274,11 +283,8 @@ class Tensor:
         elif isinstance(g, Tensor):  # create_graph: .grad keeps its history
             self._grad = self._grad + g.to(self.dtype)
         else:
-            self._grad.data = (
-                narrow(widen(self._grad._data) + g, self.dtype)
-                if is_half(self.dtype)
-                else self._grad._data + g
-            )
+            m = backends.of(g)
+            self._grad.data = m.cast(m.widen(self._grad._data) + m.widen(g), self.dtype)
 
     def register_hook(self, hook):
         """Call hook(gradient) when this tensor's gradient is known; what it returns (if not None) replaces it.
@@ -324,12 +330,12 @@ class Tensor:
     def to(self, *args, dtype=None, device=None, copy=False, **_ignored):
         """This tensor in another dtype and/or on another device: x.to(float16), x.to('cpu'), x.to(other).
 
-        A change of dtype is the op `to`, recorded like any other; no change returns x itself unless copy=True.
+        Changes are the ops `to` and `to_device`, recorded like any other; no change returns x itself unless copy=True.
         """
         dtype, device = to_arguments(args, dtype, device)
         out = self if dtype is None or dtype == self.dtype else OPS["to"](self, dtype)
-        if device is not None and backends.device_type(device) != out.device.type:
-            out = Tensor(backends.move(out._data, device))
+        if device is not None and not out.device.same(device):
+            out = OPS["to_device"](out, device)
         return out.clone() if copy and out is self else out
 
     def half(self):
@@ -405,12 +411,13 @@ class Tensor:
             self._node = result._node
 
     def copy_(self, other):
-        other = other if isinstance(other, Tensor) else Tensor(np.asarray(other))
+        other = other if isinstance(other, Tensor) else Tensor(backends.array(other))
+        other = other.to(self.device)
         self._write(OPS["expand"].plain(other, self.shape), "copy_")
         return self
 
     def fill_(self, value):
-        return self.copy_(Tensor(np.full(self.shape, value, self.dtype)))
+        return self.copy_(Tensor(backends.of(self._data).full(self.shape, value, self.dtype)))
 
     def zero_(self):
         return self.fill_(0)
@@ -431,7 +438,11 @@ class Tensor:
 
     def __setitem__(self, key, value):
         key = plain_key(key)
-        value = value if isinstance(value, Tensor) else Tensor(np.asarray(value, self.dtype))
+        if not isinstance(value, Tensor):
+            if isinstance(value, int | float):
+                value = Tensor(backends.of(self._data).full((), value, self.dtype))
+            else:
+                value = Tensor(backends.move(np.asarray(value, self.dtype), self.device))
         value = value.to(self.dtype)
         if grad_mode.enabled and (self.requires_grad or value.requires_grad):
             # never autocast, and `key` may hold slices: past index_put's own argument checks
@@ -524,13 +535,18 @@ class _HookHandle:
             self.hooks.remove(self.hook)
 
 
+def _travelling(g):
+    """A gradient array in the form that backward passes on."""
+    return backends.of(g).grid(g, g.dtype) if is_half(g.dtype) else g
+
+
 def _call_hook(hook, g, dtype):
     """Show the gradient to the user as a Tensor of the tensor's own dtype; go on with what comes back."""
-    shown = g if isinstance(g, Tensor) else Tensor(narrow(g, dtype) if is_half(dtype) else g)
+    shown = g if isinstance(g, Tensor) else Tensor(backends.of(g).narrow(g, dtype) if is_half(dtype) else g)
     answer = hook(shown)
     if answer is None:
         return g
-    return answer if isinstance(g, Tensor) else widen(answer.to(dtype)._data)
+    return answer if isinstance(g, Tensor) else _travelling(answer.to(dtype)._data)
 
 
 def to_arguments(args, dtype, device):
@@ -559,8 +575,8 @@ def tensor(data, dtype=None, requires_grad=False, device=None):
     """
     if isinstance(data, Tensor):
         data = data._data
-    kept = isinstance(data, np.ndarray | np.generic)
-    array = np.array(data)
+    kept = isinstance(data, np.ndarray | np.generic) or backends.device.holds(data)
+    array = data.copy() if kept and not isinstance(data, np.generic) else np.array(data)
     if dtype is None and not kept and array.dtype == float64:
         dtype = float32
     out = Tensor(array) if dtype is None else Tensor(array).to(np.dtype(dtype))

@@ -12,9 +12,9 @@ the optimizer's state. Bytes per weight beside the optimizer's buffers: 4, 6, 2,
 gradients, so of the float16 weights it takes only those with a master.
 """
 
-import numpy as np
-
-from minamp.formats import is_half, narrow, stochastic_round, widen
+from minamp import backends
+from minamp.backends import narrow, widen
+from minamp.formats import is_half, stochastic_round
 from minamp.tensor import Tensor
 
 
@@ -55,7 +55,9 @@ class Stochastic(Nearest):
     """Rounded up or down at random, so that the weight is right on average (Gupta et al., 2015)."""
 
     def _round(self, w):
-        return stochastic_round(w, self.p.dtype, self.optimizer.generator)
+        # drawn on the host, also for a weight on a GPU: slow there, and meant for small lessons
+        rounded = stochastic_round(backends.host(w), self.p.dtype, self.optimizer.generator)
+        return backends.move(rounded, self.p.device)
 
 
 class Kahan(Nearest):
@@ -69,18 +71,22 @@ class Kahan(Nearest):
     def read(self):
         w, state = widen(self.p._data), self.optimizer.state[self.p]
         if "compensation" not in state:
-            state["compensation"] = Tensor(np.zeros_like(self.p._data))
+            state["compensation"] = Tensor(backends.of(w).zeros_like(self.p._data))
         c = state["compensation"]
         if _written_by_others(c, self.p):
             # Rounding moves a weight by at most half a step; what would move it further belongs to another.
-            c._data[narrow(w - 0.5 * widen(c._data), self.p.dtype) != self.p._data] = 0
-        return np.subtract(w, widen(c._data), out=w)
+            mine = narrow(w - 0.5 * widen(c._data), self.p.dtype) == self.p._data
+            c.data = backends.of(w).masked_fill(c._data, ~mine, 0.0)
+        w -= widen(c._data)
+        return w
 
     def write(self, w):
         super().write(w)
         c, added = self.optimizer.state[self.p]["compensation"], widen(self.p._data)
-        np.subtract(added, w, out=added)
-        added[~np.isfinite(added)] = 0  # an infinite weight stays infinite: inf - inf would make it nan
+        added -= w
+        m = backends.of(w)
+        # an infinite weight stays infinite: inf - inf would make it nan
+        added = m.masked_fill(added, ~m.isfinite(added), 0.0)
         c._data[...] = narrow(added, c.dtype)
         c.seen = self.p._version[0]
 
@@ -113,7 +119,7 @@ class Master(Nearest):
         if _written_by_others(master, p):
             # The new values count, and where the weight still is the rounded master, the master's digits do.
             same = narrow(master._data, p.dtype) == p._data
-            master.data = np.where(same, master._data, widen(p._data))
+            master.data = backends.of(p._data).where(same, master._data, widen(p._data))
             master.seen = p._version[0]
         p.master = master  # for clip_grad_norm_(model.parameters()) and model.zero_grad()
         return master

@@ -48,6 +48,7 @@ def line(name, function, *arrays, order=2):
 LINES = [
     # elementwise
     line("to", lambda x: x.to(float64) * F.to(x, float64), a(3)),
+    line("to_device", lambda x: F.to_device(x, "cpu") ** 2, a(3)),
     line("clone", lambda x: F.clone(x) ** 2, a(3)),
     line("add", F.add, a(2, 3), a(2, 3)),
     line("add", lambda x, y: F.add(x, y, alpha=3) ** 2, a(2, 1), a(3)),

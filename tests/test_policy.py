@@ -95,6 +95,7 @@ EXAMPLES = {
     **each("matmul", lambda f, d: f(x(d), x(d, 3, 2))),
     **each("linear", lambda f, d: f(x(d), x(d, 4, 3), x(d, 4))),
     **each("to", lambda f, d: f(x(d), float64)),
+    **each("to_device", lambda f, d: f(x(d), "cpu")),
     **each("where", lambda f, d: f(x(d) > 0.5, x(d), x(d))),
     **each("reshape view", lambda f, d: f(x(d), 3, 2)),
     **each("permute transpose", lambda f, d: f(x(d), 1, 0)),

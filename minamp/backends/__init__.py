@@ -5,12 +5,17 @@ import threading
 
 import numpy as np
 
-from minamp.backends import cpu
+from minamp.backends import cpu, device
+from minamp.backends.device import gpu_status
 
 
 def of(array):
     """The backend module whose arrays `array` is one of."""
-    return cpu
+    if type(array) is np.ndarray or not device.holds(array):
+        return cpu
+    from minamp.backends import cuda
+
+    return cuda
 
 
 def quiet(function):
@@ -34,33 +39,58 @@ class _Quietly(threading.local):
 quietly = _Quietly()
 
 
-def gpu_status():
-    """'ok', or one line saying why no GPU can be used. Never raises."""
-    try:
-        import cupy
-    except Exception as error:  # not only ImportError: a broken toolkit raises others
-        return f"cupy is not importable ({error}); pip install 'minamp[gpu]' brings it"
-    try:
-        if not cupy.cuda.is_available():
-            return "cupy is installed, but there is no usable CUDA device (see nvidia-smi)"
-    except Exception as error:
-        return f"CUDA is not usable: {error}"
-    return "this version of minamp computes on the CPU only"
+def array(data):
+    """`data` as it is if it is an array of a backend, else as a NumPy array."""
+    return data if device.holds(data) else np.asarray(data)
 
 
-def device_type(device):
+def host(array):
+    """`array` as a NumPy array; from a GPU a copy, which waits for the device."""
+    return device.to_host(array) if device.holds(array) else array
+
+
+def widen(a):
+    """Half arrays as float32, exactly; others as they are."""
+    return of(a).widen(a)
+
+
+def narrow(a, dtype):
+    """`a` rounded once to a format smaller than float32."""
+    return of(a).narrow(a, dtype)
+
+
+def cast(a, dtype):
+    """`a` in `dtype`, rounded once."""
+    return of(a).cast(a, dtype)
+
+
+def device_type(name):
     """'cpu' or 'cuda' for a device name such as 'cuda:0'; RuntimeError for a name no torch user would know."""
-    kind = str(device).split(":")[0]
-    if kind not in ("cpu", "cuda"):
-        raise RuntimeError(f"unknown device {device!r}: use 'cpu' or 'cuda'")
-    return kind
+    return _parse(name)[0]
 
 
-def move(array, device):
-    """`array` on `device` ('cpu', 'cuda', 'cuda:0'). RuntimeError where that device is not to be had."""
-    if device_type(device) == "cpu":
-        return array
-    raise RuntimeError(f"device {str(device)!r} asked for, but {gpu_status()}. Stay on 'cpu'.")
+def _parse(name):
+    kind, colon, index = str(name).partition(":")
+    if kind not in ("cpu", "cuda") or colon and not index.isdecimal():
+        raise RuntimeError(f"unknown device {name!r}: use 'cpu' or 'cuda'")
+    return kind, int(index) if colon else None
+
+
+def move(array, name):
+    """`array` on the device `name` ('cpu', 'cuda', 'cuda:0'). RuntimeError where that device is not to be had."""
+    kind, index = _parse(name)
+    if kind == "cpu":
+        return host(array)
+    if device.holds(array):
+        if index in (None, array.device.id):
+            return array
+        array = device.to_host(array)
+    return device.to_device(array, index)
+
+
+def device_name(array):
+    """'cpu', or 'cuda:0' with the number of the GPU the array lies on."""
+    return f"cuda:{array.device.id}" if device.holds(array) else "cpu"
 
 
 class Device(str):
@@ -68,7 +98,12 @@ class Device(str):
 
     __slots__ = ()
     type = property(lambda self: device_type(self))
-    index = property(lambda self: int(self.split(":")[1]) if ":" in self else None)
+    index = property(lambda self: _parse(self)[1])
+
+    def same(self, name):
+        """Whether `name` is this device: 'cuda' is any GPU."""
+        kind, index = _parse(name)
+        return kind == self.type and index in (None, self.index)
 
     def __new__(cls, name):
         device_type(name)

@@ -62,6 +62,12 @@ def conv2d_input_grad(g, w, x_shape, stride, padding, dilation, groups):
     return out[:, ph : ph + h, pw : pw + wide].transpose(3, 0, 1, 2)
 
 
+def conv2d_transposed(x, w, bias, y_shape, stride, padding, dilation, groups):
+    """conv2d_input_grad as a forward, plus bias (O,) or None."""
+    y = conv2d_input_grad(x, w, y_shape, stride, padding, dilation, groups)
+    return y if bias is None else y + widen(bias)[:, None, None]
+
+
 def conv_size(size, kernel, stride, padding, dilation):
     """(OH, OW) of a convolution over an image of `size`."""
     return tuple(
@@ -131,7 +137,7 @@ def max_pool2d(x, kernel, stride, padding, dilation, ceil_mode):
     half, (values,) = x.dtype, _comparable(x)
     y = np.full((x.shape[1], *size, x.shape[0]), -np.inf, half if values.dtype == np.int16 else values.dtype)
     best = y.view(values.dtype)
-    for _, out, at in _windows(x.shape[2:], size, kernel, stride, padding, dilation):
+    for _, out, at in windows(x.shape[2:], size, kernel, stride, padding, dilation):
         np.maximum(best[out], values[at], out=best[out])
     return y.transpose(3, 0, 1, 2)
 
@@ -142,7 +148,7 @@ def max_pool2d_position(x, y, kernel, stride, padding, dilation):
     kind = np.uint8 if kernel[0] * kernel[1] < 256 else np.uint32
     position = np.full(best.shape, -1, np.int8 if kind is np.uint8 else np.int32).view(kind)
     nan = best.dtype != np.int16 and np.isnan(best).any()
-    for k, out, at in _windows(x.shape[2:], best.shape[1:3], kernel, stride, padding, dilation):
+    for k, out, at in windows(x.shape[2:], best.shape[1:3], kernel, stride, padding, dilation):
         hit = values[at] == best[out]
         if nan:
             hit |= np.isnan(values[at])
@@ -157,7 +163,7 @@ def max_pool2d_scatter(g, position, x_shape, kernel, stride, padding, dilation):
     n, c, h, w = x_shape
     out = np.zeros((c, h, w, n), g.dtype)
     apart = all(s > d * (k - 1) for s, d, k in zip(stride, dilation, kernel, strict=True))
-    for k, window, at in _windows((h, w), g.shape[1:3], kernel, stride, padding, dilation):
+    for k, window, at in windows((h, w), g.shape[1:3], kernel, stride, padding, dilation):
         if apart:  # no element lies in two windows
             _keep(g[window], position[window] == k, out[at])
         else:
@@ -169,7 +175,7 @@ def max_pool2d_gather(x, position, kernel, stride, padding, dilation):
     """x where `position` points: what max_pool2d_scatter undoes."""
     x, position = _images_last(x), position.transpose(1, 2, 3, 0)
     y = np.zeros(position.shape, x.dtype)
-    for k, window, at in _windows(x.shape[1:3], position.shape[1:3], kernel, stride, padding, dilation):
+    for k, window, at in windows(x.shape[1:3], position.shape[1:3], kernel, stride, padding, dilation):
         y[window] += _keep(x[at], position[window] == k)
     return y.transpose(3, 0, 1, 2)
 
@@ -204,7 +210,7 @@ def _comparable(*arrays):
     return [widen(a) for a in arrays]
 
 
-def _windows(size, out, kernel, stride, padding, dilation):
+def windows(size, out, kernel, stride, padding, dilation):
     """For every kernel offset: its number, the outputs whose window has it inside the image, and where they read."""
     axes = []
     for a, o, k, s, p, d in zip(size, out, kernel, stride, padding, dilation, strict=True):

@@ -13,6 +13,7 @@ import numpy as np
 from minamp.backends.conv import (  # noqa: F401  the convolution room, same vocabulary
     conv2d,
     conv2d_input_grad,
+    conv2d_transposed,
     conv2d_weight_grad,
     max_pool2d,
     max_pool2d_gather,
@@ -44,10 +45,9 @@ from minamp.backends.upsample import upsample2d, upsample2d_grad  # noqa: F401
 from minamp.formats import cast, narrow, round_to, widen  # noqa: F401  part of the vocabulary
 
 name = "cpu"
-ndarray = np.ndarray
 
 
-def keep_freed_memory():
+def _keep_freed_memory():
     """Tell glibc to keep freed blocks up to 32 MB for the next step; elsewhere there is nothing to tell.
 
     By default they go back to the kernel, which clears every page again in the next step: with this a CNN step (28x28,
@@ -59,7 +59,7 @@ def keep_freed_memory():
         mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
 
 
-keep_freed_memory()
+_keep_freed_memory()
 
 abs, sign = np.abs, np.sign
 exp, log, sqrt, tanh, sin, cos = np.exp, np.log, np.sqrt, np.tanh, np.sin, np.cos
@@ -74,6 +74,35 @@ may_share_memory = np.may_share_memory
 
 def asarray(x):
     return np.asarray(x)
+
+
+def full(shape, value, dtype):
+    return np.full(shape, value, dtype)
+
+
+def arange(n):
+    return np.arange(n)
+
+
+def lower_triangle(rows, cols):
+    return np.tri(rows, cols, dtype=np.bool_)
+
+
+def keep_mask(generator, shape, p):
+    """A bool array, False with probability p."""
+    return generator.random(shape, np.float32) >= p
+
+
+def grid(g, dtype):
+    """A gradient rounded to `dtype`, in the form it travels in: as float32 words, which no later op has to widen."""
+    g = np.asarray(g)
+    return widen(narrow(g, dtype)) if g.dtype == np.float64 else round_to(widen(g), dtype)
+
+
+def owned(g, dtype):
+    """A gradient that may be shared, as an array of its own in `dtype`."""
+    out = cast(g, dtype)
+    return np.array(g) if out is g else out
 
 
 # ---- sums: the accumulator is float32 for half and float32 input, float64 for float64, int64 for integers
@@ -121,6 +150,9 @@ def matmul(a, b):
     return np.matmul(widen(a), widen(b))
 
 
+matmul_wide = matmul  # the GPU's matmul rounds to half, this one does not
+
+
 def linear(x, weight, bias):
     y = matmul(x, widen(weight).T)
     if bias is not None:
@@ -135,7 +167,7 @@ def mT(x):
 # ---- the scaler's pass over one gradient
 
 
-def all_finite(x):
+def _all_finite(x):
     """True if `x` holds neither inf nor nan. x . x is finite then, one BLAS pass; only if it is not, look at each value."""
     flat = x.reshape(-1)
     if x.dtype in (np.float32, np.float64) and np.isfinite(np.dot(flat, flat)):
@@ -144,14 +176,15 @@ def all_finite(x):
 
 
 @np.errstate(all="ignore")
-def unscale(g, inverse):
-    """Multiply `g` by `inverse` in place; True if a value was or became non-finite (a non-finite value stays one)."""
-    if inverse != 1.0:
-        if g.dtype in (np.float32, np.float64):
-            np.multiply(g, inverse, out=g)
-        else:  # bfloat16: in float32, rounded once
-            g[...] = narrow(widen(g) * np.float32(inverse), g.dtype)
-    return not all_finite(g)
+def unscale(gradients, inverse):
+    """Multiply every gradient by `inverse` in place; for each, whether a value was or became non-finite (one stays one)."""
+    for g in gradients:
+        if inverse != 1.0:
+            if g.dtype in (np.float32, np.float64):
+                np.multiply(g, inverse, out=g)
+            else:  # bfloat16: in float32, rounded once
+                g[...] = narrow(widen(g) * np.float32(inverse), g.dtype)
+    return [not _all_finite(g) for g in gradients]
 
 
 # ---- functions NumPy has not

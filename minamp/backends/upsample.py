@@ -24,10 +24,10 @@ def _resize(x, taps, dim):
 def upsample2d_grad(g, rows, cols):
     """Two matrix products a plane: float32 sums, and faster than adding value by value."""
     g = widen(g)
-    return np.matmul(np.matmul(_matrix(rows, g.dtype).T, g), _matrix(cols, g.dtype))
+    return np.matmul(np.matmul(matrix(rows, g.dtype).T, g), matrix(cols, g.dtype))
 
 
-def _matrix(taps, dtype):
+def matrix(taps, dtype):
     """The (out, in) matrix of a resize."""
     size, low, high, part = taps
     matrix = np.zeros((len(low), size), dtype)

@@ -4,12 +4,13 @@ import math
 
 import numpy as np
 
+from minamp import backends
 from minamp.create import generator
 from minamp.formats import cast, float32, float64
 
 
 def _write(tensor, values):
-    tensor._data[...] = cast(np.asarray(values), tensor.dtype)
+    tensor._data[...] = backends.move(cast(np.asarray(values), tensor.dtype), tensor.device)
     tensor._version[0] += 1
     return tensor
 

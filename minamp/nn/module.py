@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from minamp import backends
-from minamp.formats import bfloat16, cast, float16, float32, float64, is_floating
+from minamp.formats import bfloat16, float16, float32, float64, is_floating
 from minamp.tensor import Tensor, to_arguments
 
 
@@ -266,7 +266,9 @@ class Module:
             for t in (tensor, tensor.grad):
                 if t is None:
                     continue
-                array = t._data if dtype is None or not is_floating(t.dtype) else cast(t._data, dtype)
+                array = (
+                    t._data if dtype is None or not is_floating(t.dtype) else backends.cast(t._data, dtype)
+                )
                 array = array if device is None else backends.move(array, device)
                 if array is not t._data:
                     t.data = array
@@ -351,7 +353,7 @@ class Module:
         for name, t in own.items():
             if name in state_dict:
                 value = state_dict[name]
-                array = found[name] = value._data if isinstance(value, Tensor) else np.asarray(value)
+                array = found[name] = value._data if isinstance(value, Tensor) else backends.array(value)
                 if array.shape != t.shape:
                     errors.append(
                         f"size mismatch for {name}: copying a param with shape {array.shape} from "
@@ -364,7 +366,7 @@ class Module:
                 + "\n\t".join(errors)
             )
         for name, array in found.items():
-            own[name]._data[...] = cast(array, own[name].dtype)
+            own[name]._data[...] = backends.cast(backends.move(array, own[name].device), own[name].dtype)
             own[name]._version[0] += 1
         return _IncompatibleKeys(missing, unexpected)
 
@@ -391,7 +393,7 @@ def zero_grad(p, set_to_none=True):
         if set_to_none:
             p.grad = None
         else:
-            p.grad = Tensor(np.zeros_like(p.grad._data))
+            p.grad = Tensor(backends.of(p.grad._data).zeros_like(p.grad._data))
     master = getattr(p, "master", None)
     if master is not None:
         master.grad = None

@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 
 from minamp import backends
-from minamp.formats import float32, narrow, widen
+from minamp.formats import float32
 from minamp.tensor import OPS, Tensor
 
 
@@ -30,14 +30,17 @@ def _gradients(name, parameters):
 
 def _norm(x, p):
     """The p-norm of an array, summed in float32 (float64 for float64)."""
-    x = np.abs(widen(x))
+    m = backends.of(x)
+    if not x.size and p != 0:
+        return m.full((), math.inf if p < 0 else 0.0, float32)
+    x = m.abs(m.widen(x))
     if p == math.inf:
-        return x.max(initial=0)
+        return m.amax(x)
     if p == -math.inf:
-        return x.min(initial=math.inf)
+        return -m.amax(-x)
     if p == 2:
-        return np.sqrt(np.sum(x * x))
-    return np.sum(x**p) ** (1 / p) if p else np.sum(x != 0, dtype=x.dtype)
+        return m.sqrt(m.sum(x * x))
+    return m.sum(x**p) ** (1 / p) if p else m.sum(m.cast(x != 0, x.dtype))
 
 
 @backends.quiet
@@ -53,21 +56,23 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=Fals
     max_norm, norm_type = float(max_norm), float(norm_type)
     if not gradients:
         return Tensor(np.float32(0.0))
-    total = _norm(np.stack([_norm(g._data, norm_type) for g in gradients]), norm_type)
-    if error_if_nonfinite and not np.isfinite(total):
+    m = backends.of(gradients[0]._data)
+    norms = [m.reshape(m.asarray(_norm(g._data, norm_type)), (1,)) for g in gradients]
+    total = m.asarray(_norm(m.cat(norms, 0), norm_type))
+    if error_if_nonfinite and not math.isfinite(Tensor(total).item()):
         raise RuntimeError(
             f"clip_grad_norm_: the gradients' norm of order {norm_type} is {total}, so they can't be "
             "clipped: look for inf or nan in "
             "them, or pass error_if_nonfinite=False to go on"
         )
-    factor = np.minimum(1.0 / (total + 1e-6) * max_norm, 1.0)  # two roundings, as in torch
+    factor = m.minimum(1.0 / (total + 1e-6) * max_norm, 1.0)  # two roundings, as in torch
     for g in gradients:
         _scale(g, factor.astype(g.dtype if g.dtype.itemsize > 4 else float32))
     return Tensor(total)
 
 
 def _scale(g, factor):
-    g._data[...] = narrow(widen(g._data) * factor, g.dtype) if g.dtype.itemsize < 4 else g._data * factor
+    g._data[...] = backends.cast(backends.widen(g._data) * factor, g.dtype)
     g._version[0] += 1
 
 
@@ -76,7 +81,8 @@ def clip_grad_value_(parameters, clip_value):
     """Clamp every gradient value to [-clip_value, clip_value] in place; nan stays nan."""
     clip_value = float(clip_value)
     for g in _gradients("clip_grad_value_", parameters):
-        g._data[...] = narrow(np.clip(widen(g._data), -clip_value, clip_value), g.dtype)
+        m = backends.of(g._data)
+        g._data[...] = m.cast(m.clamp(m.widen(g._data), -clip_value, clip_value), g.dtype)
         g._version[0] += 1
 
 

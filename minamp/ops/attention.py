@@ -29,7 +29,7 @@ class scaled_dot_product_attention:
 
     def call(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None):
         _check_dtypes(query, key, value, attn_mask)
-        shape = _weights_shape(query, key, value)
+        shape, m = _weights_shape(query, key, value), backends.of(query._data)
         if not 0 <= dropout_p <= 1:
             raise RuntimeError(f"{NAME}: dropout_p must lie in [0, 1], got {dropout_p}")
         if is_causal:
@@ -37,7 +37,7 @@ class scaled_dot_product_attention:
                 raise RuntimeError(
                     f"{NAME}: attn_mask and is_causal=True exclude each other: put both into one attn_mask"
                 )
-            attn_mask = _on_device_of(query, np.tri(*shape[-2:], dtype=bool))
+            attn_mask = Tensor(m.lower_triangle(*shape[-2:]))
         elif attn_mask is not None:
             lead = (1,) * (len(shape) - attn_mask.ndim) + attn_mask.shape
             if len(lead) > len(shape) or any(n not in (1, s) for n, s in zip(lead, shape, strict=True)):
@@ -46,7 +46,7 @@ class scaled_dot_product_attention:
                 )
         kept = None
         if dropout_p:
-            kept = _on_device_of(query, generator().random(shape, np.float32) >= dropout_p)
+            kept = Tensor(m.keep_mask(generator(), shape, dropout_p))
         scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
         factor = 1 / (1 - dropout_p) if dropout_p < 1 else 0.0
         return (query, key, value, attn_mask, kept), {"scale": scale, "factor": factor}
@@ -98,10 +98,6 @@ def _scores_grad(m, g, query, key, value, mask, kept, scale, factor):
     weights = _weights(m, query, key, mask, scale)
     dw = _dropped(m, m.matmul(_wide(g), m.mT(_wide(value))), kept, factor)
     return weights * (dw - m.sum(dw * weights, -1, True))
-
-
-def _on_device_of(x, array):
-    return Tensor(backends.move(array, x.device))
 
 
 def _check_dtypes(query, key, value, mask):

@@ -1,7 +1,6 @@
 """Convolutions, (N, C, H, W): half in, float32 sums, one rounding. Second-order gradients are convolutions again."""
 
-import numpy as np
-
+from minamp import backends
 from minamp.backends.conv import conv_size
 from minamp.op import LOWER_PRECISION, NOT_LISTED, op
 from minamp.ops.shape import cat
@@ -98,7 +97,7 @@ def _named_padding(name, padding, input, reach, stride, dims):
         if (reach[dim] - 1) % 2:
             shape = list(input.shape)
             shape[dim] = 1
-            input = cat([input, Tensor(np.zeros(shape, input.dtype))], dim)
+            input = cat([input, Tensor(backends.of(input._data).full(shape, 0, input.dtype))], dim)
     return input, tuple((r - 1) // 2 for r in reach)
 
 
@@ -253,9 +252,7 @@ class conv_transpose2d:
     def forward(m, input, weight, bias, *, size, stride, padding, dilation, groups):
         x = images(m, input, 2)
         shape = (x.shape[0], weight.shape[1] * groups, *size)
-        y = m.conv2d_input_grad(x, weight, shape, stride, padding, dilation, groups)
-        if bias is not None:
-            y = y + m.reshape(m.widen(bias), (-1, 1, 1))
+        y = m.conv2d_transposed(x, weight, bias, shape, stride, padding, dilation, groups)
         return like_input(m, y, input.shape, 2)
 
     def vjp_input(m, g, weight, input_shape, stride, padding, dilation, groups):

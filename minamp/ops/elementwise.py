@@ -2,7 +2,9 @@
 
 import numpy as np
 
+from minamp import backends
 from minamp.op import NOT_LISTED, PROMOTE, op
+from minamp.tensor import Tensor
 
 # ---------------------------------------------------------------------------------------------------------- dtype and copies
 
@@ -19,6 +21,20 @@ class to:
 
     def vjp_x(m, g):
         return g
+
+
+@op(policy=NOT_LISTED, moves=True)
+class to_device:
+    """x in the memory of another device, 'cpu' or 'cuda'; its gradient comes back."""
+
+    def call(x, device):
+        return (x,), {"target": backends.Device(device), "source": x.device}
+
+    def forward(m, x, *, target, source):
+        return backends.move(x, target)
+
+    def vjp_x(m, g, source):
+        return g.to(source) if isinstance(g, Tensor) else backends.move(g, source)
 
 
 @op(policy=NOT_LISTED, moves=True)

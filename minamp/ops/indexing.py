@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 
+from minamp import backends
 from minamp.formats import format_of, is_floating
 from minamp.op import NOT_LISTED, PROMOTE, composite, op
 from minamp.ops.shape import dim_of
@@ -100,7 +101,7 @@ def index_select(input, dim, index):
 
 
 def _integers(name, index):
-    at = index._data if isinstance(index, Tensor) else np.asarray(index)
+    at = index._data if isinstance(index, Tensor) else backends.array(index)
     if at.dtype.kind not in "iu":
         raise RuntimeError(f"{name}: index must hold integers, this one is {at.dtype}: use index.long()")
     return at
@@ -108,7 +109,8 @@ def _integers(name, index):
 
 def _check_range(name, at, dim, shape, error=RuntimeError):
     size = shape[dim] if shape else 1
-    if at.size and not (0 <= at.min() and at.max() < size):
+    # on a GPU the check would wait for the device
+    if backends.of(at).name == "cpu" and at.size and not (0 <= at.min() and at.max() < size):
         bad = at.min() if at.min() < 0 else at.max()
         raise error(
             f"{name}: index {bad} is out of bounds for dimension {dim} of {shape}: give 0 to {size - 1}"
@@ -193,7 +195,8 @@ class scatter:
 
     def call(input, dim, index, src):
         if not isinstance(src, Tensor):
-            src = Tensor(np.asarray(number_in("scatter", src, input.dtype), input.dtype))
+            src = number_in("scatter", src, input.dtype)
+            src = Tensor(backends.of(input._data).full((), src, input.dtype))
             return (input, src), _places("scatter", input, dim, index)
         return (input, src), _places("scatter", input, dim, index, src)
 
@@ -254,7 +257,8 @@ class masked_fill:
             raise RuntimeError(
                 f"masked_fill: value must be a number or a 0-dim tensor, this one has shape {value.shape}: use minamp.where"
             )
-        number_in("masked_fill", value.item(), input.dtype)
+        if value.device == "cpu":  # on a GPU the check would wait for the device
+            number_in("masked_fill", value.item(), input.dtype)
         return (input, mask, value.to(input.dtype)), {}
 
     def forward(m, x, mask, value):
@@ -282,7 +286,8 @@ class embedding:
         if ids.dtype.kind not in "iu":
             raise RuntimeError(f"embedding: ids must be integers, these are {ids.dtype}: use input.long()")
         num = weight.shape[0]
-        if ids.size and not (0 <= ids.min() and ids.max() < num):
+        # on a GPU the check would wait for the device
+        if backends.of(ids).name == "cpu" and ids.size and not (0 <= ids.min() and ids.max() < num):
             bad = ids.min() if ids.min() < 0 else ids.max()
             raise IndexError(
                 f"embedding: id {bad} is out of range for a table of {num} rows: give 0 to {num - 1}"
@@ -313,11 +318,12 @@ def one_hot(input, num_classes=-1):
         raise RuntimeError(f"one_hot: class ids must be int64, these are {ids.dtype}: use input.long()")
     if not ids.size and num_classes <= 0:
         raise RuntimeError("one_hot: no ids to infer the number of classes from: give num_classes")
-    if ids.size and ids.min() < 0:
+    on_cpu = backends.of(ids).name == "cpu"  # on a GPU the checks would wait for the device
+    if on_cpu and ids.size and ids.min() < 0:
         raise RuntimeError(f"one_hot: class ids must not be negative, found {ids.min()}")
-    num_classes = int(ids.max()) + 1 if num_classes == -1 else num_classes
-    if ids.size and ids.max() >= num_classes:
+    num_classes = int(backends.of(ids).amax(ids)) + 1 if num_classes == -1 else num_classes
+    if on_cpu and ids.size and ids.max() >= num_classes:
         raise RuntimeError(
             f"one_hot: id {ids.max()} does not fit num_classes {num_classes}: give {ids.max() + 1} or more"
         )
-    return Tensor((ids[..., None] == np.arange(num_classes)).astype(np.int64))
+    return Tensor((ids[..., None] == backends.of(ids).arange(num_classes)).astype(np.int64))

@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 
 from minamp import backends
-from minamp.formats import is_floating, widen
+from minamp.formats import float32, float64, is_floating
 from minamp.op import BANNED, FP32, composite, op
 from minamp.ops.elementwise import neg, where
 from minamp.ops.normalize import log_softmax
@@ -395,8 +395,17 @@ def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean
     losses = hard * (1.0 - label_smoothing) + even * label_smoothing
     if reduction != "mean":
         return losses if reduction == "none" else sum(losses)
-    counted = float((kept if weight is None else widen(weight._data)[target._data * kept] * kept).sum())
-    return mean(losses) * (kept.size / counted if counted else math.nan)
+    if weight is not None:
+        kept = backends.widen(weight._data)[target._data * kept] * kept
+    return mean(losses) * _inverse_share(kept, losses.dtype == float64)
+
+
+@backends.quiet
+def _inverse_share(kept, double):
+    """How many entries there are for each that counts, 0-dim and on their device so that nobody waits; inf where none does."""
+    m = backends.of(kept)
+    counted = m.cast(m.asarray(m.sum(kept)), float64)
+    return m.asarray(m.cast(kept.size / counted, float64 if double else float32))
 
 
 def _soft_cross_entropy(logp, target, weight, reduction, label_smoothing, dim):

@@ -229,7 +229,7 @@ class addmm:
         return (input, mat1, mat2), {"beta": beta, "alpha": alpha}
 
     def forward(m, input, mat1, mat2, *, beta, alpha):
-        return _added(m, input, m.matmul(mat1, mat2), beta, alpha)
+        return _added(m, input, m.matmul_wide(mat1, mat2), beta, alpha)
 
     def vjp_input(m, g, beta):
         return g * beta
@@ -251,7 +251,7 @@ class baddbmm:
         return (input, batch1, batch2), {"beta": beta, "alpha": alpha}
 
     def forward(m, input, batch1, batch2, *, beta, alpha):
-        return _added(m, input, m.matmul(batch1, batch2), beta, alpha)
+        return _added(m, input, m.matmul_wide(batch1, batch2), beta, alpha)
 
     def vjp_input(m, g, beta):
         return g * beta

@@ -2,8 +2,7 @@
 
 import math
 
-import numpy as np
-
+from minamp import backends
 from minamp.create import generator
 from minamp.op import NOT_LISTED, composite, op
 
@@ -208,7 +207,7 @@ class masked_scale:
     """x * scale where mask holds, 0 elsewhere: dropout once its mask is drawn."""
 
     def call(x, mask, scale):
-        return (x,), {"mask": mask, "scale": scale}
+        return (x,), {"mask": backends.move(mask, x.device), "scale": scale}
 
     def forward(m, x, *, mask, scale):
         return x * mask * scale
@@ -224,5 +223,5 @@ def dropout(x, p=0.5, training=True):
         raise ValueError(f"dropout: p must lie in [0, 1], got {p}")
     if not training or p == 0:
         return x
-    mask = generator().random(x.shape, np.float32) >= p
+    mask = backends.of(x._data).keep_mask(generator(), x.shape, p)
     return masked_scale(x, mask, 1 / (1 - p) if p < 1 else 0.0)

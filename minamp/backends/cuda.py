@@ -1,0 +1,244 @@
+"""CuPy's side of the short list of functions that op declarations compute with; cpu.py is NumPy's.
+
+The arithmetic is the same: half is widened, sums have a float32 accumulator, named every time (CuPy's own half sums differ by
+axis and layout), and rounding to half is the one last step. Matrix products and convolutions take half as it is stored, since
+that is what tensor cores multiply. Nothing here waits for the GPU, except where the size of a result depends on values (a bool
+mask as an index) and in `unscale`.
+"""
+
+import numpy as np
+
+from minamp.backends import device, gemm, kernels
+from minamp.backends.cuda_cast import cast, narrow, widen  # noqa: F401  part of the vocabulary
+from minamp.backends.cuda_conv import (  # noqa: F401  the convolution room, same vocabulary
+    conv2d,
+    conv2d_input_grad,
+    conv2d_transposed,
+    conv2d_weight_grad,
+    max_pool2d,
+    max_pool2d_gather,
+    max_pool2d_position,
+    max_pool2d_scatter,
+    window_mean,
+    window_mean_grad,
+)
+from minamp.backends.cuda_erf import erf  # noqa: F401
+from minamp.backends.cuda_place import (  # noqa: F401  picking and placing
+    argsort,
+    constant_pad_nd,
+    gather,
+    gather_grad,
+    index,
+    index_clear,
+    index_grad,
+    index_put,
+    masked_fill,
+    scatter,
+    scatter_add,
+    scatter_clear,
+    tril,
+    triu,
+)
+from minamp.backends.cuda_series import cumprod, cumsum, prod, recurrence, vector_norm  # noqa: F401
+from minamp.backends.cuda_upsample import upsample2d, upsample2d_grad  # noqa: F401
+from minamp.backends.device import xp
+from minamp.formats import float32, is_half
+
+name = "cuda"
+
+
+def _named(name):
+    def function(*args, **kwargs):
+        return getattr(xp, name)(*args, **kwargs)
+
+    function.__name__ = function.__qualname__ = name
+    return function
+
+
+abs, sign = _named("abs"), _named("sign")
+exp, log, sqrt, tanh, sin, cos = (_named(n) for n in ("exp", "log", "sqrt", "tanh", "sin", "cos"))
+log1p, expm1, log2, log10 = (_named(n) for n in ("log1p", "expm1", "log2", "log10"))
+maximum, minimum, where = (_named(n) for n in ("maximum", "minimum", "where"))
+isfinite, isnan, isinf = (_named(n) for n in ("isfinite", "isnan", "isinf"))
+round, floor, ceil = (_named(n) for n in ("round", "floor", "ceil"))
+zeros_like, ones_like = _named("zeros_like"), _named("ones_like")
+reshape, permute, flip = _named("reshape"), _named("transpose"), _named("flip")
+may_share_memory = _named("may_share_memory")
+asarray = _named("asarray")
+
+
+def full(shape, value, dtype):
+    return xp.full(shape, value, dtype)
+
+
+def arange(n):
+    return xp.arange(n)
+
+
+def lower_triangle(rows, cols):
+    return xp.tri(rows, cols, dtype=np.bool_)
+
+
+def keep_mask(generator, shape, p):
+    """A bool array, False with probability p: drawn on the GPU, from a key that the host's generator gives."""
+    return kernels.keep_mask(int(generator.integers(2**63)), shape, p)
+
+
+def grid(g, dtype):
+    """A gradient rounded to `dtype`, in the form it travels in: as halves, which the next product takes as they are."""
+    return narrow(g, dtype)
+
+
+def owned(g, dtype):
+    """A gradient that may be shared, as an array of its own in `dtype`."""
+    out = cast(g, dtype)
+    return g.copy() if out is g else out
+
+
+# ---- sums
+
+
+def _accumulator(dtype):
+    return float32 if is_half(dtype) else dtype if dtype.kind == "f" else None
+
+
+def sum(x, dim=None, keepdim=False):
+    return xp.sum(x, axis=dim, keepdims=keepdim, dtype=_accumulator(x.dtype))
+
+
+def mean(x, dim=None, keepdim=False):
+    total = sum(x, dim, keepdim)
+    return total / (x.size / max(total.size, 1))
+
+
+def running_sums(x, dim):
+    """All partial sums in x's own format, each addition rounded: one launch a step, since CuPy's cumsum adds in a tree."""
+    y = xp.moveaxis(x.copy(), dim, 0)
+    for k in range(1, len(y)):
+        step = y[k, ...]
+        step += y[k - 1]
+    return xp.moveaxis(y, 0, dim)
+
+
+def amax(x, dim=None, keepdim=False):
+    return xp.max(x, axis=dim, keepdims=keepdim)
+
+
+def argmax(x, dim=None, keepdim=False):
+    return xp.argmax(widen(x), axis=dim, keepdims=keepdim)
+
+
+def sum_to(x, shape):
+    """Undo a broadcast: sum `x` over the dimensions that broadcasting `shape` to x.shape has made."""
+    lead = x.ndim - len(shape)
+    dims = tuple(range(lead)) + tuple(
+        lead + i for i, n in enumerate(shape) if n == 1 and x.shape[lead + i] != 1
+    )
+    return sum(x, dims, True).reshape(shape) if dims else x.reshape(shape)
+
+
+def expand(x, shape):
+    return xp.broadcast_to(x, shape)
+
+
+# ---- matmul
+
+
+def _alike(a, b):
+    """Two operands of one dtype: as they are if they have it, else widened."""
+    if a.dtype == b.dtype:
+        return a, b
+    a, b = widen(a), widen(b)
+    wide = np.result_type(a.dtype, b.dtype)
+    return a.astype(wide, copy=False), b.astype(wide, copy=False)
+
+
+def matmul(a, b):
+    """a @ b. Of two half arrays: half, rounded once; float32 where the sum is the long side, as in a weight gradient."""
+    a, b = _alike(a, b)
+    if a.dtype.kind in "iub":
+        return xp.matmul(a, b)
+    long = a.ndim > 1 and b.ndim > 1 and a.shape[-1] > max(a.shape[-2], b.shape[-1])
+    return gemm.matmul(a, b, float32 if is_half(a.dtype) and long else a.dtype)
+
+
+def matmul_wide(a, b):
+    """a @ b in float32 (float64), not rounded to half: for sums that go on."""
+    a, b = _alike(a, b)
+    return gemm.matmul(a, b, float32 if is_half(a.dtype) else a.dtype)
+
+
+def linear(x, weight, bias):
+    """x @ weight.T + bias: the bias lies in the result before the product is added to it, so all is rounded once."""
+    x, weight = _alike(x, weight)
+    if bias is None or not bias.dtype == x.dtype:
+        y = matmul_wide(x, weight.T)
+        return y if bias is None else y + widen(bias)
+    y = xp.empty((*x.shape[:-1], len(weight)), x.dtype)
+    y[...] = bias
+    gemm.gemm(x.reshape(-1, x.shape[-1]), weight.T, y.reshape(-1, len(weight)), beta=1.0)
+    return y
+
+
+def mT(x):
+    return xp.swapaxes(x, -1, -2)
+
+
+# ---- the scaler's pass over the gradients, and the optimizers'
+
+
+def unscale(gradients, inverse):
+    """Multiply every gradient by `inverse` in place; for each, whether a value was or became non-finite.
+
+    The flags are read together: the only time a training step waits for the GPU.
+    """
+    bad = xp.zeros(len(gradients), np.uint32)
+    for i, g in enumerate(gradients):
+        flat = xp.ascontiguousarray(g).reshape(-1)
+        kernels.unscale(flat, bad[i : i + 1], inverse)
+        if not g.flags.c_contiguous:
+            g[...] = flat.reshape(g.shape)
+    return device.to_host(bad).astype(bool).tolist()
+
+
+def sgd(w, g, buffer, fresh, **options):
+    _contiguous(kernels.sgd, (w, g, buffer), fresh, **options)
+
+
+def adam(w, g, m, v, v_max, step, **options):
+    _contiguous(kernels.adam, (w, g, m, v, v_max), step, **options)
+
+
+def _contiguous(kernel, arrays, *rest, **options):
+    """Run `kernel` on flat arrays; what does not lie without gaps goes through a copy."""
+    flat = [None if a is None else xp.ascontiguousarray(a) for a in arrays]
+    kernel(*flat, *rest, **options)
+    for a, f in zip(arrays, flat, strict=True):
+        if a is not None and f is not a:
+            a[...] = f
+
+
+# ---- functions CuPy has not, or not so
+
+
+def clamp(x, min=None, max=None):
+    x = x if min is None else xp.maximum(x, min)
+    return x if max is None else xp.minimum(x, max)
+
+
+def sigmoid(x):
+    e = xp.exp(-xp.abs(x))  # at most 1, so nothing overflows and small results keep their digits
+    return xp.where(x >= 0, 1.0, e) / (1.0 + e)
+
+
+def cat(xs, dim):
+    return xp.concatenate(xs, axis=dim)
+
+
+def relu(x):
+    return xp.maximum(x, 0)
+
+
+def relu_grad(g, y):
+    """g where y > 0, else 0: also where g is inf."""
+    return xp.where(y > 0, g, 0)

@@ -1,0 +1,25 @@
+"""upsample.py on the GPU. The taps depend on sizes only: they are moved once and kept."""
+
+from minamp.backends import upsample
+from minamp.backends.cuda_cast import widen
+from minamp.backends.device import constant, xp
+
+
+def upsample2d(x, rows, cols):
+    return _resize(_resize(widen(x), rows, 2), cols, 3)
+
+
+def _resize(x, taps, dim):
+    _, low, high, part = taps
+    first = xp.take(x, constant(low), axis=dim)
+    if part is None:  # nearest
+        return first
+    part = constant(part.reshape((-1,) + (1,) * (3 - dim)).astype(x.dtype))
+    return first * (1 - part) + xp.take(x, constant(high), axis=dim) * part
+
+
+def upsample2d_grad(g, rows, cols):
+    """Two matrix products a plane, in float32 (float64)."""
+    g = widen(g)
+    by_rows, by_cols = (constant(upsample.matrix(taps, g.dtype)) for taps in (rows, cols))
+    return xp.matmul(xp.matmul(by_rows.T, g), by_cols)

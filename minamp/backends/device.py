@@ -1,0 +1,134 @@
+"""The array module of the GPU: imported here and nowhere else, and only when an array of it or a device 'cuda' turns up."""
+
+import sys
+
+import numpy as np
+
+from minamp.formats import (  # imports ml_dtypes: without it first, CuPy has no bfloat16
+    float8_e4m3fn,
+    float8_e5m2,
+)
+
+TOOLKIT = "pip install 'minamp[gpu]' brings CuPy and the CUDA libraries that fit it"
+
+
+class _ArrayModule:
+    """`xp`: attributes are looked up in the array module when they are used, so that importing minamp needs no GPU."""
+
+    module = None
+
+    def __getattr__(self, name):
+        return getattr(array_module(), name)
+
+
+xp = _ArrayModule()
+
+
+def array_module():
+    """CuPy; or what `use` put in its place."""
+    if _ArrayModule.module is None:
+        import cupy
+
+        _ArrayModule.module = cupy
+    return _ArrayModule.module
+
+
+def use(module):
+    """Compute with `module` instead of CuPy (None: CuPy again). Returns the one before. For tests without a GPU."""
+    before, _ArrayModule.module = _ArrayModule.module, module
+    _ready.clear()
+    return before
+
+
+def holds(array):
+    """Whether `array` lies on the GPU."""
+    if _ArrayModule.module is None:
+        return "cupy" in sys.modules and isinstance(array, sys.modules["cupy"].ndarray)
+    return isinstance(array, _ArrayModule.module.ndarray)
+
+
+_ready = []  # 'ok' once a GPU has answered: it is asked once
+
+
+def gpu_status():
+    """'ok', or one line saying why no GPU can be used and what to do. Never raises.
+
+    Four answers: CuPy is not importable; no usable device; a device, but its libraries are incomplete; ok.
+    """
+    if _ready:
+        return _ready[0]
+    try:
+        cupy = array_module()
+    except Exception as error:  # not only ImportError: a broken installation raises others
+        return f"cupy is not importable ({_line(error)}): {TOOLKIT}"
+    try:
+        if not cupy.cuda.is_available():
+            return f"cupy is installed, but there is no usable CUDA device{_why(cupy)}: check nvidia-smi and the driver"
+        capability = int(cupy.cuda.Device().compute_capability)
+    except Exception as error:
+        return f"CUDA is not usable ({_line(error)}): check nvidia-smi and the driver"
+    if capability < 75:
+        return (
+            f"the GPU has compute capability {capability / 10}, CUDA 13 needs 7.5 (Turing, T4) or newer: "
+            "use a newer card, or on this one stay on the CPU"
+        )
+    try:
+        # compiles one kernel and calls cuBLAS once; these look for their libraries only when they are used
+        a = cupy.ones((8, 8), np.float16)
+        float((a @ a + a)[0, 0])
+    except Exception as error:
+        return f"there is a CUDA device, but the toolkit is incomplete ({_line(error)}): {TOOLKIT}"
+    _ready.append("ok")
+    return "ok"
+
+
+def _why(cupy):
+    """The driver's own words, which is_available() keeps to itself."""
+    try:
+        cupy.cuda.runtime.getDeviceCount()
+    except Exception as error:
+        return f" ({_line(error)})"
+    return ""
+
+
+def _line(error):
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def to_host(array):
+    """A copy in main memory: waits for the GPU."""
+    return array.get()
+
+
+def to_device(array, index=None):
+    """A copy of a NumPy array on the GPU (number `index`, default the current one). RuntimeError where there is none."""
+    status = gpu_status()
+    if status != "ok":
+        raise RuntimeError(f"device 'cuda' asked for, but {status}. Stay on 'cpu' until then.")
+    if array.dtype in (float8_e4m3fn, float8_e5m2):
+        raise RuntimeError(
+            f"{array.dtype} arrays can't be moved to the GPU: cast them first, e.g. to float16"
+        )
+    if index is None:
+        return xp.asarray(array)
+    count = xp.cuda.runtime.getDeviceCount()
+    if index >= count:
+        raise RuntimeError(
+            f"device 'cuda:{index}' asked for, but there are {count}: give a number below {count}"
+        )
+    with xp.cuda.Device(index):
+        return xp.asarray(array)
+
+
+_constants = {}  # (module, bytes, dtype, shape) -> array: the geometry of pools and resizes, moved once
+
+
+def constant(array):
+    """A small NumPy array on the GPU, moved there the first time and kept: what depends on shapes only."""
+    array = np.asarray(array)
+    key = (id(_ArrayModule.module), array.tobytes(), array.dtype, array.shape)
+    if key not in _constants:
+        if len(_constants) > 1000:
+            _constants.clear()
+        _constants[key] = to_device(array)
+    return _constants[key]

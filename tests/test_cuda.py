@@ -1,0 +1,343 @@
+"""The CUDA backend without a GPU: under a strict stand-in for CuPy (standin.py) every op, a training step and the scaler give the
+CPU's numbers and copy nothing behind anybody's back."""
+
+import inspect
+import re
+import subprocess
+import sys
+import types
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import standin
+import test_policy
+
+import minamp
+import minamp.nn.functional as F
+from minamp import GradScaler, autocast, backends, bfloat16, float16, float32, float64, nn, optim, tensor
+from minamp.backends import cpu, cuda, device
+from minamp.tensor import Tensor
+
+ROOT = Path(minamp.__file__).parent
+
+
+@pytest.fixture
+def gpu():
+    with standin.installed() as gpu:
+        yield gpu
+
+
+def names(module):
+    return {
+        n for n, v in vars(module).items() if not n.startswith("_") and callable(v) and not inspect.isclass(v)
+    }
+
+
+def test_both_backends_have_the_same_vocabulary():
+    # what only one side exports: round_to is the CPU's quick grid; is_half is an import
+    assert names(cpu) - {"round_to"} == names(cuda) - {"is_half"}
+
+
+def test_nothing_outside_backends_mentions_cupy():
+    found = [
+        str(path.relative_to(ROOT))
+        for path in ROOT.rglob("*.py")
+        if re.search("cupy|cublas", path.read_text(encoding="utf-8"), re.IGNORECASE)
+    ]
+    assert all(p.startswith("backends/") for p in found), found
+
+
+def test_importing_minamp_imports_no_cupy():
+    code = "import sys, minamp; minamp.tensor([1.0]).sum(); assert 'cupy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# ------------------------------------------------------------------------------------------------------------ gpu_status
+
+
+def failing(error):
+    def call(*args, **kwargs):
+        raise error
+
+    return call
+
+
+def module(**cuda):
+    return types.SimpleNamespace(
+        cuda=types.SimpleNamespace(**cuda), ones=failing(OSError("libnvrtc.so.13: not found"))
+    )
+
+
+@pytest.fixture
+def status():
+    def ask(fake):
+        device.use(fake)
+        return minamp.gpu_status()
+
+    before = device.use(None)
+    yield ask
+    device.use(before)
+
+
+def test_status_not_importable(status, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert re.match(r"cupy is not importable \(.+\): pip install 'minamp\[gpu\]' brings", status(None))
+
+
+def test_status_no_device(status):
+    runtime = types.SimpleNamespace(
+        getDeviceCount=failing(RuntimeError("cudaErrorInsufficientDriver: too old"))
+    )
+    text = status(module(is_available=lambda: False, runtime=runtime))
+    assert text.startswith(
+        "cupy is installed, but there is no usable CUDA device (RuntimeError: cudaErrorInsuff"
+    )
+    assert text.endswith("check nvidia-smi and the driver")
+    assert status(module(is_available=failing(RuntimeError("first\nsecond")))) == (
+        "CUDA is not usable (RuntimeError: first): check nvidia-smi and the driver"
+    )
+
+
+def of_capability(c):
+    return module(is_available=lambda: True, Device=lambda: types.SimpleNamespace(compute_capability=c))
+
+
+def test_status_old_card_and_incomplete_toolkit(status):
+    assert "the GPU has compute capability 7.0, CUDA 13 needs 7.5" in status(of_capability("70"))
+    text = status(of_capability("90"))
+    assert text.startswith(
+        "there is a CUDA device, but the toolkit is incomplete (OSError: libnvrtc.so.13: not found)"
+    )
+    assert "pip install 'minamp[gpu]'" in text
+
+
+def test_status_ok(gpu):
+    assert minamp.gpu_status() == "ok" and minamp.cuda.is_available() and minamp.cuda.device_count() == 1
+
+
+# --------------------------------------------------------------------------------------------------- devices of tensors
+
+
+def test_to_cuda_and_back(gpu):
+    x = tensor([1.0, 2.0], requires_grad=True)
+    for y in (x.cuda(), x.to("cuda"), x.to("cuda:0"), x.to(device="cuda"), minamp.ones(2, device="cuda")):
+        assert y.device == "cuda:0" and y.device.type == "cuda" and y.device.index == 0
+        assert y.to("cuda") is y and y.cuda() is y and y.cpu().device == "cpu"
+    (x.cuda() * 3.0).sum().backward()  # the copy is differentiable
+    assert x.grad.device == "cpu" and x.grad.tolist() == [3.0, 3.0]
+    assert repr(x.detach().cuda()) == "tensor([1., 2.], device='cuda:0')"
+    with pytest.raises(TypeError, match=r"numpy\(\) on a tensor on cuda:0: use x.cpu\(\).numpy\(\)"):
+        x.detach().cuda().numpy()
+    with pytest.raises(TypeError, match="ufunc"):
+        np.exp(x.detach().cuda()._data)
+
+
+def test_a_module_moves_in_place(gpu):
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    first = model[0].weight
+    assert model.cuda() is model and model[0].weight is first
+    assert {t.device for t in model.state_dict().values()} == {"cuda:0"}
+    model.load_state_dict(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).state_dict())
+    assert {t.device for t in model.cpu().state_dict().values()} == {"cpu"}
+
+
+def test_mixed_devices_are_refused_by_name(gpu):
+    a, b = minamp.ones(2, device="cuda"), minamp.ones(2)
+    before = gpu.count["kernel"]
+    for x, y, found in ((a, b, "a cuda:0, b cpu"), (b, a, "a cpu, b cuda:0")):
+        with pytest.raises(RuntimeError, match=rf"add: tensors on different devices \({found}\): move them"):
+            x + y
+    assert gpu.count["kernel"] == before
+    y = a * tensor(2.0)  # a 0-dim CPU tensor is a number, as in PyTorch
+    assert y.device == "cuda:0" and y.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("source", [float32, float64, float16, bfloat16, np.dtype(np.int64)], ids=str)
+@pytest.mark.parametrize("target", [float16, bfloat16, float32], ids=str)
+def test_casts_round_once(gpu, source, target):
+    rng = np.random.default_rng(0)
+    data = np.concatenate(
+        [rng.standard_normal(500) * 10.0 ** rng.integers(-9, 6, 500), [1 + 2**-11 + 2**-40, 0.0, -0.0]]
+    )
+    big = np.array([2**53 + 1, 2**62 + 1, 2049, -(2**54) - 3, 4097])
+    x = big if source.kind == "i" else minamp.formats.cast(data, source)
+    moved = device.to_device(x)
+    got, expected = cuda.cast(moved, target).get(), cpu.cast(x, target)
+    assert got.dtype == target
+    np.testing.assert_array_equal(got.view(f"u{target.itemsize}"), expected.view(f"u{target.itemsize}"))
+
+
+# ------------------------------------------------------------------------------------------------------ the whole registry
+
+
+def forward_and_back(name, dtype, where, region, monkeypatch):
+    """The example of test_policy, its floating inputs on `where`: the output, and the gradients of the inputs."""
+    made = []
+
+    def x(*args, **kwargs):
+        t = ORIGINAL(*args, **kwargs).to(where)
+        made.append(t.requires_grad_(not made or name not in WITH_WEIGHT))
+        return t
+
+    monkeypatch.setattr(test_policy, "x", x)
+    monkeypatch.setattr(test_policy, "IDS", Tensor(np.array([1, 2])).to(where))
+    monkeypatch.setattr(test_policy, "stats", lambda n: [t.to(where) for t in STATS(n)])
+    monkeypatch.setattr(test_policy, "Tensor", lambda a: Tensor(a).to(where))
+    minamp.manual_seed(0)
+    with autocast(enabled=region), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        y = test_policy.EXAMPLES[name](dtype)
+    if y.requires_grad:
+        y.sum().backward()
+    return y, [t.grad for t in made]
+
+
+ORIGINAL, STATS = test_policy.x, test_policy.stats
+# Their sums run in another order: columns of a convolution, windows of a mean.
+NOT_BIT_FOR_BIT = {"conv2d", "conv1d", "conv_transpose2d", "avg_pool2d", "adaptive_avg_pool2d"}
+SKIPPED = {"to_device"}
+WITH_WEIGHT = {
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "nll_loss",
+    "cross_entropy",
+}  # has no gradient
+
+
+@pytest.mark.parametrize("dtype", [float32, float16, bfloat16, float64], ids=str)
+@pytest.mark.parametrize("name", sorted(set(test_policy.EXAMPLES) - SKIPPED))
+def test_every_op_is_the_cpus(gpu, name, dtype, monkeypatch):
+    cases = [(region, forward_and_back(name, dtype, "cpu", region, monkeypatch)) for region in (False,)]
+    for region, (y, grads) in cases:
+        there, back = forward_and_back(name, dtype, "cuda", region, monkeypatch)
+        if name != "dropout":  # drawn by another generator
+            assert there.device == "cuda:0" and there.dtype == y.dtype
+            close(name, there, y)
+            for ours, theirs in zip(back, grads, strict=True):
+                assert (ours is None) == (theirs is None)
+                if ours is not None:
+                    assert ours.device == "cuda:0" and ours.dtype == theirs.dtype
+                    close(name, ours, theirs)
+
+
+def close(name, ours, theirs):
+    ours, theirs = (backends.widen(t.cpu().detach()._data) for t in (ours, theirs))
+    if name in NOT_BIT_FOR_BIT:
+        np.testing.assert_allclose(
+            ours, theirs, rtol=2e-3 if theirs.dtype == np.float32 else 1e-12, atol=1e-3
+        )
+    else:
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_no_op_copies_or_waits(gpu, monkeypatch):
+    """Every example, forward and back, with its constants (geometry of pools and resizes) in place after a first run."""
+    # picks by host lists, or as many values as a mask holds; converts to Python numbers
+    allowed = {"one_hot": "sync"}
+    for name in sorted(set(test_policy.EXAMPLES) - SKIPPED):
+        for _ in range(2):
+            forward_and_back(
+                name, float16, "cuda", True, monkeypatch
+            ) if name != "binary_cross_entropy" else None
+            moved = dict(gpu.count)
+            gpu.count.clear()
+        # the inputs themselves are moved by the test
+        assert not moved.get("get") and (not moved.get("sync") or name in allowed), (name, moved)
+
+
+# ------------------------------------------------------------------------------------------------------- training steps
+
+
+class CNN(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 16, 3, stride=2, padding=1)
+        self.norm, self.fc = nn.BatchNorm2d(8), nn.Linear(16 * 4, 10)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.norm(self.conv1(x))), 2)
+        return self.fc(F.max_pool2d(F.relu(self.conv2(x)), 2).flatten(1))
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(256, 32), nn.ReLU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 10))
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3, nesterov=True),
+    "adam": lambda p: optim.Adam(p, lr=1e-2, amsgrad=True),
+    "adamw": lambda p: optim.AdamW(p, lr=1e-2, weight_decay=0.1),
+}
+
+
+def train(make, optimizer, where, steps=4, half_weights=False, count=None, counts=None):
+    """The standard loop on `where`: the losses, and what the model holds in the end."""
+    minamp.manual_seed(1)
+    rng = np.random.default_rng(2)
+    x = Tensor(rng.standard_normal((12, 1, 16, 16)).astype(np.float32)).to(where)
+    y = Tensor(rng.integers(0, 10, 12)).to(where)
+    model = make().to(where)
+    if isinstance(model, nn.Sequential):
+        x = x.flatten(1)
+    params = model.parameters()
+    if half_weights:
+        model.half()
+        optimizer = optim.SGD(params, lr=0.1, momentum=0.9, master_weights=True)
+    else:
+        optimizer = OPTIMIZERS[optimizer](params)
+    scaler, losses = GradScaler(init_scale=2.0**17 if half_weights else 2.0**12, growth_interval=2), []
+    for step in range(steps):
+        if count is not None:
+            count.clear()
+        with autocast(dtype=float16):
+            loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.detach())
+        if count is not None:
+            counts.append(dict(count))
+    return (
+        [t.item() for t in losses],
+        {n: t.float().cpu()._data for n, t in model.state_dict().items()},
+        scaler.get_scale(),
+    )
+
+
+@pytest.mark.parametrize("half_weights", [False, True])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("make", [mlp, CNN])
+def test_training_is_the_cpus(gpu, make, optimizer, half_weights):
+    expected, weights, scale = train(make, optimizer, "cpu", half_weights=half_weights)
+    losses, ours, our_scale = train(make, optimizer, "cuda", half_weights=half_weights)
+    assert our_scale == scale and losses[-1] < losses[0]
+    # the sums of products run in another order, and Adam turns the last bit of a small gradient into a step
+    np.testing.assert_allclose(losses, expected, rtol=2e-3)
+    for name in weights:
+        np.testing.assert_allclose(ours[name], weights[name], rtol=1e-2, atol=2e-2, err_msg=name)
+
+
+@pytest.mark.parametrize("make, kernels", [(mlp, 246), (CNN, 368)])
+def test_a_step_waits_once_for_the_scaler(gpu, make, kernels):
+    counts = []
+    train(make, "adam", "cuda", steps=3, count=gpu.count, counts=counts)
+    assert (
+        counts[1] == counts[2] == {"get": 1, "kernel": kernels}
+    )  # the scaler's flags; nothing is put, nothing waits
+
+
+def test_the_scaler_skips_and_grows_on_the_gpu(gpu):
+    w = minamp.ones(3, device="cuda", requires_grad=True)
+    optimizer, scaler = optim.SGD([w], lr=1.0), GradScaler(init_scale=4.0, growth_interval=1)
+    for bad, expected in ((False, 8.0), (True, 4.0), (False, 8.0)):
+        optimizer.zero_grad()
+        scaler.scale((w * (float("inf") if bad else 1.0)).sum()).backward()
+        assert scaler.step(optimizer) is (None if bad else True)
+        scaler.update()
+        assert scaler.get_scale() == expected
+    assert w.tolist() == [-1.0, -1.0, -1.0]
