@@ -506,3 +506,17 @@ def ones(*shape):
 def test_errors_name_the_op_the_shapes_and_what_fits(call, text):
     with pytest.raises(RuntimeError, match=text):
         call()
+
+
+def test_gradients_of_windows_that_overlap_are_summed_and_then_rounded():
+    # The middle is the maximum of all four windows: 1 + 2^-11 lies between two halves, on the tie that goes to 1.
+    x = Tensor(
+        np.array([[0, 0, 0], [0, 1, 0], [0, 0, 0]], np.float16).reshape(1, 1, 3, 3), requires_grad=True
+    )
+    g = Tensor(np.array([[1, 2.0**-11], [0, 0]], np.float16).reshape(1, 1, 2, 2))
+    seen = []
+    with minamp.record.observe(lambda phase, op, inputs, output: phase == "backward" and seen.append(output)):
+        max_pool2d(x, 2, 1).backward(g)
+        max_pool2d(x, 3, 3).backward(g[:, :, :1, :1])
+    assert seen[0].dtype == float32 and seen[0][0, 0, 1, 1] == 1.0  # in float32 on its way, already rounded
+    assert seen[1][0, 0, 1, 1] == 1.0 and seen[1].sum() == 1.0

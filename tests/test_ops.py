@@ -3,6 +3,7 @@ first and second order, and what these ops promise beyond their gradients. Half 
 
 import math
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -504,3 +505,12 @@ def test_loss_errors():
         OPS["huber_loss"](x, x, delta=0)
     with pytest.raises(ValueError, match="smooth_l1_loss: beta must not be negative, got -1"):
         OPS["smooth_l1_loss"](x, x, beta=-1)
+
+
+def test_warnings_stay_off_in_every_thread():
+    with warnings.catch_warnings(), ThreadPoolExecutor(2) as pool:
+        warnings.simplefilter("error")
+        results = list(pool.map(lambda _: Tensor(np.float32([3e38])) * 10.0, range(8)))
+    assert all(np.isinf(r._data).all() for r in results)
+    with pytest.warns(RuntimeWarning):  # and the caller's own settings stay as they are
+        np.float32(3e38) * np.float32(10)
