@@ -42,9 +42,8 @@ def use(module):
 
 def holds(array):
     """Whether `array` lies on the GPU."""
-    if _ArrayModule.module is None:
-        return "cupy" in sys.modules and isinstance(array, sys.modules["cupy"].ndarray)
-    return isinstance(array, _ArrayModule.module.ndarray)
+    module = _ArrayModule.module or sys.modules.get("cupy")
+    return module is not None and isinstance(array, module.ndarray)
 
 
 _ready = []  # 'ok' once a GPU has answered: it is asked once

@@ -1,0 +1,316 @@
+"""The CUDA kernels without a GPU: their own text, compiled for the CPU (shim.py) and held to NumPy doubles bit for bit, and
+compiled by NVRTC for the cards we mean where that is installed."""
+
+import itertools
+
+import doubles
+import numpy as np
+import pytest
+import shim
+import standin
+
+from minamp.backends import cpu, kernels, update
+from minamp.formats import bfloat16, cast, float16, float32, float64, widen
+
+FLOATS = [float16, bfloat16, float32, float64]
+
+
+def same_bits(a, b, what):
+    """Equal bit by bit; any nan equals any other."""
+    nan = np.isnan(widen(a)) & np.isnan(widen(b)) if a.dtype in FLOATS else False
+    bits = f"u{a.itemsize}"
+    assert ((a.view(bits) == b.view(bits)) | nan).all(), what
+
+
+@pytest.fixture
+def both(monkeypatch, capfd):
+    """Every launch runs the double and, on copies of the arrays, the kernel's text; all arrays must be equal afterwards."""
+    lib, why = shim.library()
+    if lib is None:
+        pytest.skip(why)
+    ran = []
+
+    class Both:
+        def __init__(self, source, name, options=()):
+            self.name = name
+
+        def __call__(self, grid, block, args):
+            plain = [a._a if isinstance(a, standin.ndarray) else a for a in args]
+            copies = [a.copy() if isinstance(a, np.ndarray) else a for a in plain]
+            shim.run(self.name, copies)
+            doubles.of(self.name)(*plain)
+            for i, (a, b) in enumerate(zip(plain, copies, strict=True)):
+                if isinstance(a, np.ndarray):
+                    same_bits(a, b, f"{self.name}, argument {i}")
+            ran.append(self.name)
+
+    with standin.installed():
+        monkeypatch.setattr(standin.MODULE, "RawKernel", Both)
+        monkeypatch.setattr(kernels, "_compiled", {})
+        yield ran
+    assert ran
+    assert "runtime error" not in capfd.readouterr().err  # the sanitizer's words
+
+
+def dev(a):
+    return standin.ndarray(np.ascontiguousarray(a))
+
+
+def values(shape, dtype, seed=0, scale=1.0):
+    return cast(np.random.default_rng(seed).standard_normal(shape) * scale, dtype)
+
+
+GEOMETRY = [  # H, W, kernel, stride, padding, dilation
+    ((9, 7), (3, 3), (2, 2), (1, 1), (1, 1)),
+    ((5, 6), (2, 3), (1, 2), (0, 2), (2, 1)),
+    ((4, 4), (1, 1), (1, 1), (0, 0), (1, 1)),
+    ((3, 3), (3, 3), (3, 3), (2, 2), (1, 1)),
+]
+
+
+def out_size(image, kernel, stride, padding, dilation):
+    from minamp.backends.conv import conv_size
+
+    return conv_size(image, kernel, stride, padding, dilation)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    "channels, c0, cg", [(8, 0, 8), (16, 8, 8), (3, 0, 3), (6, 2, 2), (4, 0, 4), (1, 0, 1)]
+)
+@pytest.mark.parametrize("image, kernel, stride, padding, dilation", GEOMETRY)
+def test_im2col(both, image, kernel, stride, padding, dilation, channels, c0, cg, dtype):
+    x = values((2, *image, channels), dtype)
+    size = out_size(image, kernel, stride, padding, dilation)
+    total = 2 * size[0] * size[1]
+    every = []
+    for first in range(0, total, 5):  # chunks that end within a row
+        count = min(5, total - first)
+        columns = dev(np.full((count, *kernel, cg), 7, dtype))
+        kernels.im2col(columns, dev(x), first, count, c0, cg, size, kernel, stride, padding, dilation)
+        every.append(columns._a)
+    # and against a plain definition
+    (ph, pw), (sh, sw), (dh, dw) = padding, stride, dilation
+    padded = np.pad(x, ((0, 0), (ph, ph), (pw, pw), (0, 0)))[..., c0 : c0 + cg]
+    for p, column in enumerate(np.concatenate(every)):
+        n, row, col = p // (size[0] * size[1]), p // size[1] % size[0], p % size[1]
+        for i, j in itertools.product(*map(range, kernel)):
+            expected = padded[n, row * sh + i * dh, col * sw + j * dw]
+            np.testing.assert_array_equal(column[i, j], expected)
+
+
+def test_im2col_takes_the_widest_words(both):
+    for dtype, channels, word in (
+        (float16, 8, 16),
+        (float16, 4, 8),
+        (float16, 6, 4),
+        (float16, 3, 2),
+        (float32, 3, 4),
+    ):
+        x = dev(values((1, 2, 2, channels), dtype))
+        ones = ((1, 1), (1, 1), (0, 0), (1, 1))
+        kernels.im2col(dev(np.empty((4, channels), dtype)), x, 0, 4, 0, channels, (2, 2), *ones)
+        assert both[-1] == f"im2col_{word}"
+
+
+def test_im2col_counts_beyond_32_bits():
+    lib, why = shim.library()
+    if lib is None:
+        pytest.skip(why)
+    n = 2**31 + 16
+    x = np.zeros(n, np.uint16)  # 4 GB of address space, of which only the last page is touched
+    x[-4:] = [1, 2, 3, 4]
+    columns = np.empty(4, np.uint16)
+    ones = [np.int64(v) for v in (n - 4, 4, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1)]
+    shim.run("im2col_2", [columns, x, *ones])
+    assert columns.tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("channels, c0, cg", [(4, 0, 4), (6, 2, 3)])
+@pytest.mark.parametrize("image, kernel, stride, padding, dilation", GEOMETRY)
+def test_col2im(both, image, kernel, stride, padding, dilation, channels, c0, cg, dtype):
+    size = out_size(image, kernel, stride, padding, dilation)
+    sums = float64 if dtype == float64 else float32
+    columns = values((2 * size[0] * size[1], kernel[0] * kernel[1] * cg), sums)
+    x = dev(np.full((2, *image, channels), 7, dtype))
+    kernels.col2im(x, dev(columns), c0, cg, size, kernel, stride, padding, dilation)
+    assert (np.delete(x._a, np.s_[c0 : c0 + cg], 3) == 7).all()  # other channels are left alone
+
+
+@pytest.mark.parametrize("inverse", [1.0, 2.0**-16, 2.0**127])
+@pytest.mark.parametrize("bad", [None, np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_unscale(both, dtype, bad, inverse):
+    g = values(23, dtype)
+    if bad is not None:
+        g[17] = bad
+    flag = dev(np.zeros(1, np.uint32))
+    on_cpu = g.copy()
+    kernels.unscale(dev(g), flag, inverse)
+    if dtype != float16:
+        expected = cpu.unscale([on_cpu], inverse)[0] if dtype.itemsize > 2 else flag._a[0]
+        assert flag._a[0] == expected and (bad is None or flag._a[0])
+    assert flag._a[0] or np.isfinite(widen(g)).all()
+
+
+def test_unscale_finds_what_becomes_infinite(both):
+    g, flag = dev(np.array([1e10], float32)), dev(np.zeros(1, np.uint32))
+    kernels.unscale(g, flag, 2.0**100)
+    assert flag._a[0] == 1 and np.isinf(g._a[0])
+
+
+SGD = [
+    dict(momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False, maximize=False),
+    dict(momentum=0.9, dampening=0.0, weight_decay=0.0, nesterov=False, maximize=False),
+    dict(momentum=0.9, dampening=0.3, weight_decay=0.01, nesterov=False, maximize=True),
+    dict(momentum=0.9, dampening=0.0, weight_decay=0.01, nesterov=True, maximize=False),
+    dict(momentum=0.0, dampening=0.0, weight_decay=0.01, nesterov=False, maximize=True),
+]
+
+
+@pytest.mark.parametrize("half", [None, float16, bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [float32, float64], ids=str)
+@pytest.mark.parametrize("options", SGD)
+def test_sgd(both, options, dtype, half):
+    w, b = values(29, dtype), values(29, dtype, 2)
+    ours, buffer = dev(w.copy()), dev(b.copy()) if options["momentum"] else None
+    copy = None if half is None else dev(np.zeros(29, half))
+    for step in range(3):
+        g = values(29, dtype, 3 + step)
+        kernels.sgd(ours, dev(g), buffer, step == 0, lr=0.1, half=copy, **options)
+        update.sgd(w, g, b if options["momentum"] else None, step == 0, lr=0.1, **options)
+    same_bits(ours._a, w, "sgd")
+    if half is not None:
+        same_bits(copy._a, cast(w.astype(float32), half), "the half copy")
+
+
+@pytest.mark.parametrize("half", [None, float16, bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [float32, float64], ids=str)
+@pytest.mark.parametrize("amsgrad", [False, True])
+@pytest.mark.parametrize(
+    "decay, decoupled, maximize", [(0.0, False, False), (0.1, False, True), (0.1, True, False)]
+)
+def test_adam(both, decay, decoupled, maximize, amsgrad, dtype, half):
+    options = dict(
+        lr=0.01, betas=(0.9, 0.999), eps=1e-8, weight_decay=decay, decoupled=decoupled, maximize=maximize
+    )
+    held = [values(29, dtype), *np.zeros((3, 29), dtype)]
+    held[3][5] = np.nan  # of amsgrad's maxima: it stays
+    ours = [dev(a.copy()) for a in held]
+    copy = None if half is None else dev(np.zeros(29, half))
+    for step in (1, 2, 3):
+        g = values(29, dtype, step)
+        tops = (held[3], ours[3]) if amsgrad else (None, None)
+        update.adam(held[0], g, held[1], held[2], tops[0], step, **options)
+        kernels.adam(ours[0], dev(g), ours[1], ours[2], tops[1], step, half=copy, **options)
+    for a, b in zip(ours, held, strict=True):
+        same_bits(a._a, b, "adam")
+
+
+@pytest.mark.parametrize("flag", [0, 1])
+def test_a_set_flag_skips_the_step(both, flag):
+    """The decision stays on the GPU: with the flag set nothing is written, moments and half copy included."""
+    start = [values(7, float32, i) ** 2 for i in range(3)]
+    w, m, v = (dev(a.copy()) for a in start)
+    half, g, skip = dev(np.zeros(7, float16)), dev(values(7, float32, 5)), dev(np.array([flag], np.uint32))
+    plain = dict(momentum=0.9, dampening=0, weight_decay=0, nesterov=False, maximize=False)
+    kernels.sgd(w, g, m, False, lr=0.1, half=half, skip=skip, **plain)
+    rest = dict(lr=0.01, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1, decoupled=True, maximize=False)
+    kernels.adam(w, g, m, v, None, 1, half=half, skip=skip, **rest)
+    changed = [not np.array_equal(a._a, b) for a, b in zip((w, m, v), start, strict=True)] + [half._a.any()]
+    assert changed == [not flag] * 4
+
+
+def test_keep_mask(both):
+    for n in (1, 5, 1002):
+        assert kernels.keep_mask(12345678901234567890, (n,), 0.5).shape == (n,)
+    keep = kernels.keep_mask(7, (200, 50), 0.3)._a
+    assert abs(1 - keep.mean() - 0.3) < 4 * (0.3 * 0.7 / 10000) ** 0.5
+    assert (keep != kernels.keep_mask(8, (200, 50), 0.3)._a).any()
+    assert kernels.keep_mask(7, (100,), 0.0)._a.all()
+
+
+def test_philox_known_answer(both):
+    """Counter 0 and key 0 give the words of the known-answer file of Random123."""
+    words = [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    for i, word in enumerate(words):
+        for threshold, expected in ((word, True), (word + 1, False)):
+            keep = dev(np.zeros(4, np.bool_))
+            kernels._launch(
+                "keep_mask", "", 4, keep, np.int64(4), np.uint32(0), np.uint32(0), np.uint32(threshold)
+            )
+            assert keep._a[i] == expected
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    "rows, cols", [([(0, 2), (2, 4)], [(0, 3), (1, 4), (2, 5)]), ([(0, 4)], [(0, 1), (4, 5)])]
+)
+def test_window_means(both, rows, cols, dtype):
+    counts = np.outer([b - a for a, b in rows], [b - a for a, b in cols])
+    x = values((2, 4, 5, 3), dtype)
+    y = kernels.window_mean(dev(x), rows, cols, counts)._a
+    tolerance = {2: 1e-2, 4: 1e-6, 8: 1e-14}[dtype.itemsize]
+    exact = cast(x, float64)
+    for i, j in np.ndindex(len(rows), len(cols)):
+        mean = exact[:, slice(*rows[i]), slice(*cols[j])].mean((1, 2))
+        np.testing.assert_allclose(cast(y[:, i, j], float64), mean, rtol=tolerance, atol=tolerance)
+    g = values(y.shape, dtype, 1)
+    back = kernels.window_mean_grad(dev(g), x.shape, rows, cols, counts)._a
+    expected = np.zeros(x.shape)
+    for i, j in np.ndindex(len(rows), len(cols)):
+        expected[:, slice(*rows[i]), slice(*cols[j])] += (cast(g[:, i, j], float64) / counts[i, j])[
+            :, None, None
+        ]
+    np.testing.assert_allclose(cast(back, float64), expected, rtol=tolerance, atol=tolerance)
+
+
+# ------------------------------------------------------------------------------------------------------------------- NVRTC
+
+
+@pytest.mark.parametrize("arch", [75, 80, 90])
+@pytest.mark.parametrize("base", kernels.SOURCES)
+def test_nvrtc_compiles(base, arch):
+    """Straight to machine code, with the options CuPy adds. CuPy's own entry asks a GPU; the class beneath it does not."""
+    compile = nvrtc()
+    code = compile(kernels.source(base), arch)
+    names = [n for n in code_names(base) if n.encode() not in code]
+    assert not names, f"not in the machine code: {names}"
+
+
+def test_nvrtc_refuses_a_wrong_kernel():
+    """So that the test above can fail."""
+    with pytest.raises(Exception, match="undefined"):
+        nvrtc()(kernels.source("im2col") + "__global__ void f() { undefined(); }", 75)
+
+
+def nvrtc():
+    cupy = pytest.importorskip("cupy", reason="cupy is not installed: pip install -e '.[gpu-compile]'")
+    from cupy._core import core
+    from cupy.cuda import compiler
+
+    if not cupy.__version__.startswith("14.2."):
+        pytest.skip(f"the compiler's inner names are those of cupy 14.2, this is {cupy.__version__}")
+    options = tuple(core.assemble_cupy_compiler_options(())) + kernels.OPTIONS + ("-ftz=true",)
+
+    def compile(source, arch):
+        try:
+            program = compiler._NVRTCProgram(source, "kernels.cu", method="cubin")
+        except RuntimeError as error:  # the library is looked for here
+            pytest.skip(
+                f"NVRTC is not installed ({str(error).splitlines()[0]}): pip install -e '.[gpu-compile]'"
+            )
+        return program.compile((*options, f"-arch=sm_{arch}"))[0]
+
+    return compile
+
+
+def code_names(base):
+    kinds = {
+        "im2col": ("2", "4", "8", "16"),
+        "sgd": ("float", "double"),
+        "adam": ("float", "double"),
+        "keep_mask": (),
+    }
+    return [f"{base}_{k}" for k in kinds.get(base, kernels.C_TYPES.values())] or [base]
