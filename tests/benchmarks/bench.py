@@ -126,8 +126,8 @@ def steps(build, shape, with_torch=True):
 
 WHY_AUTOCAST = """\
 The casts of an MLP step take 4.5 ms of its 12.5: 1.1 million values to half, 1.9 million back, 0.9 million gradients rounded.
-NumPy needs 12, 6 and 9 passes for them, each at the speed of the L2 cache. Tried with little or no gain: two threads (they wait for the
-interpreter's lock), rounding by integers, packing through bfloat16's cast, smaller pieces, rounding in place."""
+NumPy needs 12, 6 and 9 passes for them, each at the speed of the L2 cache. Tried with little or no gain: two threads (they
+wait for the interpreter's lock), rounding by integers, packing through bfloat16's cast, smaller pieces, rounding in place."""
 
 
 def training_rows(name, build, shape, goal32, goal_torch16, rounds):
