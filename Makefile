@@ -8,7 +8,7 @@ BENCH_VENV := .venv-bench
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu conformance bench figures lint clean
+.PHONY: help setup setup-gpu demo test test-gpu conformance bench figures lint clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -20,6 +20,10 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	@touch $@
+
+setup-gpu: $(VENV)/ready  ## add CuPy and the CUDA libraries that fit it
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,gpu]'
+	@$(RUN) -c 'import minamp; print("GPU:", minamp.gpu_status())'
 
 demo: $(VENV)/ready  ## three networks collapse in half precision and are cured (ARGS=--quick for 15 s)
 	$(RUN) -m minamp.demo $(ARGS)

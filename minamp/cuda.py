@@ -1,5 +1,6 @@
-"""The few names of torch.cuda that training scripts ask for; minamp computes on the CPU today."""
+"""The few names of torch.cuda that training scripts ask for."""
 
+from minamp import backends
 from minamp.backends import gpu_status
 
 
@@ -9,9 +10,11 @@ def is_available():
 
 
 def device_count():
-    """0 where no GPU can be used."""
-    return int(is_available())
+    """How many GPUs there are; 0 where none can be used."""
+    return backends.device.count() if is_available() else 0
 
 
 def synchronize(device=None):
-    """Wait for the GPU; on the CPU there is nothing to wait for."""
+    """Wait until everything launched on the GPU is done; on the CPU there is nothing to wait for."""
+    if backends.device.in_use():
+        backends.device.synchronize()

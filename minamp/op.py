@@ -22,6 +22,7 @@ import numpy as np
 
 from minamp import backends
 from minamp.autocast import state as autocast_state
+from minamp.backends import cpu
 from minamp.formats import (
     float32,
     float64,
@@ -150,10 +151,10 @@ class Op:
                 d = array.dtype
                 if dtype is None:
                     first, dtype, home = a, d, type(array)
-                    m = backends.of(array)
+                    m = cpu if home is np.ndarray else backends.of(array)
                 elif d is not dtype and d != dtype:
                     dtype = self._result_dtype(args)
-                if type(array) is not home:
+                if type(array) is not home and backends.of(array) is not m:
                     return self._run(self._on_one_device(args), attrs)
                 if a._node is not None:
                     mask |= bit

@@ -115,6 +115,12 @@ def test_status_old_card_and_incomplete_toolkit(status):
 
 def test_status_ok(gpu):
     assert minamp.gpu_status() == "ok" and minamp.cuda.is_available() and minamp.cuda.device_count() == 1
+    minamp.cuda.synchronize()
+    assert gpu.count == {"sync": 1}
+    with pytest.raises(
+        RuntimeError, match="device 'cuda:1' asked for, but there are 1 GPUs: give a number below 1"
+    ):
+        tensor([1.0], device="cuda:1")
 
 
 # --------------------------------------------------------------------------------------------------- devices of tensors
@@ -341,3 +347,9 @@ def test_the_scaler_skips_and_grows_on_the_gpu(gpu):
         scaler.update()
         assert scaler.get_scale() == expected
     assert w.tolist() == [-1.0, -1.0, -1.0]
+
+
+def test_subclasses_of_numpys_array_are_on_the_cpu(gpu, tmp_path):
+    mapped = np.memmap(tmp_path / "x", np.float32, "w+", shape=3)
+    y = Tensor(mapped) + minamp.ones(3) + Tensor(mapped)
+    assert y.device == "cpu" and y.tolist() == [1.0, 1.0, 1.0]

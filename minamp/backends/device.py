@@ -94,6 +94,21 @@ def _line(error):
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
+def count():
+    """The number of GPUs."""
+    return xp.cuda.runtime.getDeviceCount()
+
+
+def in_use():
+    """Whether anything has been computed on a GPU, or could have been."""
+    return bool(_ready)
+
+
+def synchronize():
+    """Wait for the current GPU."""
+    xp.cuda.Device().synchronize()
+
+
 def to_host(array):
     """A copy in main memory: waits for the GPU."""
     return array.get()
@@ -110,10 +125,9 @@ def to_device(array, index=None):
         )
     if index is None:
         return xp.asarray(array)
-    count = xp.cuda.runtime.getDeviceCount()
-    if index >= count:
+    if index >= count():
         raise RuntimeError(
-            f"device 'cuda:{index}' asked for, but there are {count}: give a number below {count}"
+            f"device 'cuda:{index}' asked for, but there are {count()} GPUs: give a number below {count()}"
         )
     with xp.cuda.Device(index):
         return xp.asarray(array)

@@ -1,0 +1,255 @@
+"""What only a GPU can show: products, convolutions, kernels and every op against float64, training against the CPU's."""
+
+import warnings
+
+import doubles
+import numpy as np
+import pytest
+import test_cuda
+import test_policy
+
+import minamp
+from minamp import backends, bfloat16, float16, float32, float64
+from minamp.backends import cpu, cuda, device, gemm, kernels
+from minamp.formats import cast, format_of, widen
+from minamp.tensor import Tensor
+
+STATUS = minamp.gpu_status()
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(STATUS != "ok", reason=STATUS)]
+
+HALVES = [float16, bfloat16]
+FLOATS = [*HALVES, float32, float64]
+
+
+def values(shape, dtype, seed=0, scale=1.0):
+    return cast(np.random.default_rng(seed).standard_normal(shape) * scale, dtype)
+
+
+def put(a):
+    return device.to_device(np.ascontiguousarray(a))
+
+
+def get(a):
+    return cast(widen(a.get()), float64)
+
+
+def close(ours, exact, dtype, terms=1, size=None):
+    """One rounding to `dtype` and `terms` float32 roundings away from `exact`, whose summands have the magnitude `size`."""
+    size = np.abs(exact) if size is None else size
+    sums = format_of(float64 if dtype == float64 else float32).eps
+    f = format_of(dtype)
+    bound = f.eps / 2 * np.abs(exact) + f.smallest_subnormal / 2 + 2 * (terms + 2) * sums * size
+    wrong = ~(np.abs(ours - exact) <= bound)
+    assert not wrong.any(), (
+        f"{wrong.sum()} of {wrong.size}, by up to {np.max(np.abs(ours - exact) / bound):.3g} bounds"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- products
+
+
+@pytest.mark.parametrize("ta", [False, True])
+@pytest.mark.parametrize("tb", [False, True])
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "dtype, result", [(d, r) for d in FLOATS for r in {d, float32} if d != float64 or r == float64]
+)
+def test_gemm_against_float64(dtype, result, beta, ta, tb):
+    m, k, n = 65, 200, 33
+    a, b = values((k, m) if ta else (m, k), dtype), values((n, k) if tb else (k, n), dtype, 1)
+    start = values((m, n), result, 2)
+    out = put(start)
+    a_dev, b_dev = put(a), put(b)
+    gemm.gemm(a_dev.T if ta else a_dev, b_dev.T if tb else b_dev, out, beta=beta)
+    a, b, start = (cast(x, float64) for x in (a.T if ta else a, b.T if tb else b, start))
+    close(get(out), a @ b + beta * start, result, k, np.abs(a) @ np.abs(b) + 1)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    "a, b",
+    [
+        ((4, 65, 40), (4, 40, 17)),
+        ((4, 65, 40), (40, 17)),
+        ((65, 40), (4, 40, 17)),
+        ((2, 1, 8, 9), (3, 9, 5)),
+        ((40,), (40,)),
+    ],
+)
+def test_batches_against_float64(a, b, dtype):
+    a, b = values(a, dtype), values(b, dtype, 1)
+    y = gemm.matmul(put(a), put(b), dtype)
+    a, b = cast(a, float64), cast(b, float64)
+    close(get(y), a @ b, dtype, a.shape[-1], np.abs(a) @ np.abs(b))
+
+
+def test_a_long_sum_neither_overflows_nor_loses_digits():
+    """A weight gradient: 200704 products; parts added in half would be inf or off by far more than a rounding."""
+    g, x = values((200704, 64), float16), values((200704, 576), float16, 1)
+    y = cuda.matmul(cuda.mT(put(x)), put(g))
+    assert y.dtype == float32
+    # split and pairwise sums: the error grows with the square root of the number of terms at most
+    exact = cast(x, float64).T @ cast(g, float64)
+    close(get(y), exact, float32, 450, np.abs(cast(x, float64)).T @ np.abs(cast(g, float64)))
+    half = gemm.gemm(put(x).T, put(g), device.xp.empty((576, 64), float16))
+    close(get(half), exact, float16, 450, np.abs(cast(x, float64)).T @ np.abs(cast(g, float64)))
+
+
+def test_subnormal_halves_survive():
+    tiny = put(np.full((8, 8), 2.0**-24, float16))
+    one = put(np.eye(8, dtype=float16))
+    assert (cuda.matmul(tiny, one).get() == np.float16(2.0**-24)).all()
+    assert float((Tensor(tiny) * 1.0).sum().item()) == 64 * 2.0**-24
+
+
+def test_sums_in_half_are_the_lesson():
+    out = gemm.gemm(
+        put(np.ones((8, 8192), float16)), put(np.ones((8192, 8), float16)), device.xp.empty((8, 8), float16)
+    )
+    assert (out.get() == 8192).all()
+
+
+# ------------------------------------------------------------------------------------------------------------ convolutions
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    "c, o, size, kernel, stride, padding, dilation, groups",
+    [(3, 8, (9, 7), (3, 3), (2, 2), (1, 1), (1, 1), 1), (8, 16, (12, 12), (3, 3), (1, 1), (1, 1), (1, 1), 1)]
+    + [
+        (8, 8, (9, 9), (3, 2), (1, 2), (2, 0), (2, 1), 4),
+        (16, 24, (8, 8), (1, 1), (1, 1), (0, 0), (1, 1), 1),
+    ],
+)
+def test_conv_against_float64(c, o, size, kernel, stride, padding, dilation, groups, dtype, monkeypatch):
+    monkeypatch.setattr("minamp.backends.cuda_conv.COLUMN_BYTES", 4096)  # so that there are several chunks
+    x, w, bias = (
+        values((5, c, *size), dtype),
+        values((o, c // groups, *kernel), dtype, 1),
+        values(o, dtype, 2),
+    )
+    rest = (stride, padding, dilation, groups)
+    y = cuda.conv2d(put(x), put(w), put(bias), *rest)
+    wide = [cast(a, float64) for a in (x, w, bias)]
+    terms = c // groups * kernel[0] * kernel[1]
+    exact, size_ = cpu.conv2d(*wide, *rest), cpu.conv2d(*map(np.abs, wide), *rest)
+    close(get(y), exact, dtype, terms, size_)
+    g = values(y.shape, dtype, 3)
+    wide_g = cast(g, float64)
+    gx = cuda.conv2d_input_grad(put(g), put(w), x.shape, *rest)
+    gx_size = cpu.conv2d_input_grad(np.abs(wide_g), np.abs(wide[1]), x.shape, *rest)
+    close(
+        get(gx),
+        cpu.conv2d_input_grad(wide_g, wide[1], x.shape, *rest),
+        dtype,
+        o * kernel[0] * kernel[1],
+        gx_size,
+    )
+    gw = cuda.conv2d_weight_grad(put(g), put(x), w.shape, *rest)
+    assert gw.dtype == (float64 if dtype == float64 else float32)
+    gw_size = cpu.conv2d_weight_grad(np.abs(wide_g), np.abs(wide[0]), w.shape, *rest)
+    close(get(gw), cpu.conv2d_weight_grad(wide_g, wide[0], w.shape, *rest), gw.dtype, y.size // o, gw_size)
+
+
+# ----------------------------------------------------------------------------------------------------------------- kernels
+
+
+@pytest.fixture
+def doubled(monkeypatch):
+    """Every launch is done again in NumPy on copies; all arrays must be equal, bit for bit."""
+    launch, ran = kernels._launch, []
+
+    def both(base, kind, n, *args):
+        copies = [a.get() if device.holds(a) else a for a in args]
+        launch(base, kind, n, *args)
+        doubles.of(f"{base}_{kind}" if kind else base)(*copies)
+        for a, b in zip(args, copies, strict=True):
+            if device.holds(a):
+                np.testing.assert_array_equal(widen(a.get()), widen(b), err_msg=base)
+        ran.append(base)
+
+    monkeypatch.setattr(kernels, "_launch", both)
+    yield
+    assert ran
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_kernels_equal_their_doubles(doubled, dtype):
+    x = put(values((3, 9, 7, 8), dtype))
+    geometry = ((5, 4), (3, 3), (2, 2), (1, 1), (1, 1))
+    sums = float64 if dtype == float64 else float32
+    kernels.im2col(device.xp.empty((60, 72), dtype), x, 0, 60, 0, 8, *geometry)
+    kernels.col2im(x, put(values((60, 72), sums, 1)), 0, 8, *geometry)
+    for bad in (1.0, np.inf):
+        g = values(1000, dtype)
+        g[17] = bad
+        kernels.unscale(put(g), put(np.zeros(1, np.uint32)), 2.0**-16)
+    rows, cols = [(0, 4), (4, 9)], [(0, 3), (2, 7)]
+    y = kernels.window_mean(x, rows, cols, np.outer([4, 5], [3, 5]))
+    kernels.window_mean_grad(y, x.shape, rows, cols, np.outer([4, 5], [3, 5]))
+    kernels.keep_mask(2**63 + 5, (1001,), 0.3)
+
+
+@pytest.mark.parametrize("dtype", [float32, float64], ids=str)
+def test_updates_equal_their_doubles(doubled, dtype):
+    w, g, m, v, top = (put(np.abs(values(1000, dtype, i))) for i in range(5))
+    half = device.xp.zeros(1000, float16)
+    options = dict(lr=0.1, momentum=0.9, dampening=0.0, weight_decay=0.01, nesterov=True, maximize=False)
+    kernels.sgd(w, g, m, False, half=half, **options)
+    options = dict(lr=0.01, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1, decoupled=True, maximize=False)
+    kernels.adam(w, g, m, v, top, 3, half=half, **options)
+    kernels.adam(w, g, m, v, None, 4, skip=put(np.ones(1, np.uint32)), **options)
+
+
+@pytest.mark.parametrize("source", [*FLOATS, np.dtype(np.int64)], ids=str)
+@pytest.mark.parametrize("target", [*HALVES, float32], ids=str)
+def test_casts_are_the_cpus_bit_for_bit(source, target):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(100_000) * 10.0 ** rng.integers(-9, 6, 100_000)
+    x = rng.integers(-(2**60), 2**60, 1000) if source.kind == "i" else cast(x, source)
+    ours, theirs = cuda.cast(put(x), target).get(), cpu.cast(x, target)
+    np.testing.assert_array_equal(ours.view(f"u{target.itemsize}"), theirs.view(f"u{target.itemsize}"))
+
+
+# ----------------------------------------------------------------------------------------------------- every op, training
+
+
+# The gradient of a sum of normalised values is 0: what is left of terms of the size of 1 / std, about 50 here.
+CANCELLING = {"layer_norm", "rms_norm", "group_norm", "batch_norm"}
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", sorted(set(test_policy.EXAMPLES) - test_cuda.SKIPPED - {"dropout"}))
+def test_every_op_against_float64(name, dtype, monkeypatch):
+    y, grads = test_cuda.forward_and_back(name, dtype, "cuda", False, monkeypatch)
+    if "naive" in name:  # wrong on purpose: against the CPU's own
+        exact, exact_grads = test_cuda.forward_and_back(name, dtype, "cpu", False, monkeypatch)
+    else:  # the same values, carried as float64
+        rounded, plain = test_cuda.ORIGINAL, float64
+        monkeypatch.setattr(test_cuda, "ORIGINAL", lambda _, *shape: rounded(dtype, *shape).to(plain))
+        exact, exact_grads = test_cuda.forward_and_back(name, dtype, "cpu", False, monkeypatch)
+    assert y.device == "cuda:0"
+    for ours, theirs in zip([y, *grads], [exact, *exact_grads], strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            eps = (
+                format_of(dtype).eps
+                if name != "to"
+                else format_of(float16 if dtype == float16 else dtype).eps
+            )
+            ours, theirs = (cast(backends.widen(t.cpu().detach()._data), float64) for t in (ours, theirs))
+            # a few roundings: values and gradients are of the size of 1
+            few = 8 * max(eps, 2e-15)
+            np.testing.assert_allclose(ours, theirs, rtol=few, atol=few * (100 if name in CANCELLING else 1))
+
+
+@pytest.mark.parametrize("half_weights", [False, True])
+@pytest.mark.parametrize("optimizer", test_cuda.OPTIMIZERS)
+@pytest.mark.parametrize("make", [test_cuda.mlp, test_cuda.CNN])
+def test_training_is_the_cpus(make, optimizer, half_weights):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        expected, _, scale = test_cuda.train(make, optimizer, "cpu", half_weights=half_weights)
+        losses, _, our_scale = test_cuda.train(make, optimizer, "cuda", half_weights=half_weights)
+    assert our_scale == scale and losses[-1] < losses[0]
+    np.testing.assert_allclose(losses, expected, rtol=1e-2)
