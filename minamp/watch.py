@@ -201,7 +201,10 @@ class first_bad_op(observe):
             return str(self.found)
         if self._given is not None:
             op, phase, name = self._given
-            return f"no op turned finite values into inf or nan, but {op} ({phase}) was given a non-finite {name}"
+            return (
+                f"no op turned finite values into inf or nan, but {op} ({phase}) was given a non-finite {name}: "
+                "it was so before, look at the data or the weights"
+            )
         return "every op gave finite results"
 
 

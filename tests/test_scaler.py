@@ -612,6 +612,15 @@ def test_giving_up_on_a_bug_in_the_forward():
     assert "number 0 of shape (1,) (nan)" in text
 
 
+def test_giving_up_on_a_nan_in_the_input():
+    bad = minamp.tensor([[float("nan")]])
+    with pytest.raises(
+        FloatingPointError, match="to .forward. was given a non-finite x: .*look at the data"
+    ) as caught:
+        training(GradScaler(max_skips=2), lambda p: (bad.half() @ p.reshape(1, 1)).sum(), steps=10)
+    assert "no scale helps" in str(caught.value)
+
+
 def test_giving_up_on_a_nan_made_by_the_backward():
     with pytest.raises(FloatingPointError) as caught:
         training(GradScaler(max_skips=2), lambda p: (p * 0.0).sqrt().sum(), steps=10)
