@@ -1,6 +1,6 @@
 """minamp: mixed-precision training written out by hand.
 
-Read it in the order data flows: formats, backends, record, tensor, autocast, policy, op, ops, nn, optim, scaler.
+Read it in the order data flows: formats, backends, record, tensor, autocast, policy, promotion, op, ops, nn, optim, scaler.
 """
 
 import numpy as _np
@@ -46,7 +46,7 @@ from minamp.create import (
 )
 from minamp.formats import bfloat16, float8_e4m3fn, float8_e5m2, float16, float32, float64
 from minamp.formats import format_of as finfo
-from minamp.op import result_type
+from minamp.promotion import result_type
 from minamp.record import enable_grad, inference_mode, is_grad_enabled, no_grad, set_grad_enabled
 from minamp.scaler import GradScaler
 from minamp.tensor import OPS as _OPS

@@ -25,7 +25,6 @@ from minamp.autocast import state as autocast_state
 from minamp.backends import cpu
 from minamp.formats import (
     float32,
-    float64,
     is_floating,
     is_half,
 )
@@ -39,6 +38,7 @@ from minamp.policy import (  # noqa: F401  declarations take them from here
     POLICIES,
     PROMOTE,
 )
+from minamp.promotion import result_type
 from minamp.record import FREED, Node, grad_mode, observers
 from minamp.tensor import OPS, Tensor
 
@@ -375,32 +375,3 @@ class _Namespace:
 
 
 OPS_NAMESPACE = _Namespace()
-
-
-def result_type(*tensors):
-    """torch's type promotion: a 0-dim tensor widens no tensor with dimensions, unless it is of a higher kind.
-
-    Kinds, lowest first: bool, integer, floating. float16 with bfloat16 gives float32.
-    """
-
-    def kind(dtype):
-        return 2 if is_floating(dtype) else 1 if dtype.kind in "iu" else 0
-
-    def join(dtypes):
-        out = None
-        for d in dtypes:
-            if out is None or out == d:
-                out = d
-            elif kind(out) != kind(d):
-                out = out if kind(out) > kind(d) else d
-            elif kind(d) == 2:
-                out = float64 if float64 in (out, d) else float32
-            else:
-                out = np.promote_types(out, d)
-        return out
-
-    dimensioned = join(t.dtype for t in tensors if t.ndim)
-    scalars = join(t.dtype for t in tensors if not t.ndim)
-    if dimensioned is None or scalars is None:
-        return dimensioned or scalars
-    return scalars if kind(scalars) > kind(dimensioned) else dimensioned

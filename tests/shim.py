@@ -46,7 +46,7 @@ FLAGS = "-std=c++17 -O2 -mf16c -ffp-contract=off -fsanitize=undefined -shared -f
 
 
 @functools.cache
-def library():
+def load():
     """(the compiled kernels, '') or (None, why there are none)."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return None, f"the shim's half conversions are x86's, this is {platform.machine()}"
@@ -82,7 +82,7 @@ def _argument(a):
 
 def run(name, args, grid=2, block=3):
     """Kernel `name` with all threads of a small grid: so each takes several elements, and the last ones none."""
-    lib, _ = library()
+    lib, _ = load()
     function, converted = getattr(lib, name), [_argument(a) for a in args]
     for b in range(grid):
         for t in range(block):

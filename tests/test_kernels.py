@@ -25,7 +25,7 @@ def same_bits(a, b, what):
 @pytest.fixture
 def both(monkeypatch, capfd):
     """Every launch runs the double and, on copies of the arrays, the kernel's text; all arrays must be equal afterwards."""
-    lib, why = shim.library()
+    lib, why = shim.load()
     if lib is None:
         pytest.skip(why)
     ran = []
@@ -114,7 +114,7 @@ def test_im2col_takes_the_widest_words(both):
 
 
 def test_im2col_counts_beyond_32_bits():
-    lib, why = shim.library()
+    lib, why = shim.load()
     if lib is None:
         pytest.skip(why)
     n = 2**31 + 16
