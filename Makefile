@@ -25,7 +25,7 @@ setup-gpu: $(VENV)/ready  ## add CuPy and the CUDA libraries that fit it
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,gpu]'
 	@$(RUN) -c 'import minamp; print("GPU:", minamp.gpu_status())'
 
-# 340 MB more in .venv. Without it the tests that compile the kernels for sm_75, 80 and 90 say that they were skipped.
+# 430 MB more in .venv. Without it the tests that compile the kernels for sm_75, 80 and 90 say that they were skipped.
 setup-compile: $(VENV)/ready  ## add the CUDA compiler, so that make test compiles the kernels, without a GPU too
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,gpu-compile]'
 

@@ -8,10 +8,10 @@ from minamp.formats import cast
 
 
 def of(name):
-    """The double of the kernel `name`, which ends in the type it is made for."""
-    if name == "keep_mask":
-        return keep_mask
-    return globals()[name.rpartition("_")[0]]
+    """The double of the kernel `name`, which ends in the types it is made for."""
+    while name not in globals():
+        name = name.rpartition("_")[0]
+    return globals()[name]
 
 
 def _taps(kernel, size, stride, padding, dilation, image):
@@ -30,25 +30,77 @@ def _geometry(h, w, oh, ow, kh, kw, sh, sw, ph, pw, dh, dw):
     return (kh, kw), (oh, ow), (sh, sw), (ph, pw), (dh, dw), (h, w)
 
 
-def im2col(columns, x, first, count, h, w, c, c0, cg, oh, ow, *rest):
+def im2col(columns, x, first, count, width, h, w, c, c0, cg, oh, ow, *rest):
     geometry = _geometry(h, w, oh, ow, *rest)
     kh, kw = geometry[0]
-    word = columns.nbytes // max(1, count * kh * kw * cg)  # bytes that count as one channel
+    word = columns.nbytes // max(1, count * width)  # bytes that count as one channel
     x = x.view(f"V{word}").reshape(len(x), h, w, c)[..., c0 : c0 + cg]
     out = np.zeros((len(x), oh, ow, kh, kw, cg), x.dtype)
     for i, j, rows, at_rows, cols, at_cols in _taps(*geometry):
         out[:, rows[:, None], cols, i, j] = x[:, at_rows[:, None], at_cols]
     part = out.reshape(-1, kh * kw * cg)[first : first + count]
-    columns.view(f"V{word}").reshape(part.shape)[...] = part
+    columns = columns.view(f"V{word}").reshape(-1, width)
+    columns[...] = np.zeros((), columns.dtype)
+    columns[:, : part.shape[1]] = part
 
 
-def col2im(x, columns, images, h, w, c, c0, cg, oh, ow, *rest):
+def col2im(x, columns, bias, images, width, h, w, c, c0, cg, oh, ow, *rest):
     geometry = _geometry(h, w, oh, ow, *rest)
-    columns = columns.reshape(images, oh, ow, *geometry[0], cg)
+    (kh, kw), sums = geometry[0], columns.dtype
+    columns = columns.reshape(-1, width)[:, : kh * kw * cg].reshape(images, oh, ow, kh, kw, cg)
     out = np.zeros((images, h, w, cg), columns.dtype)
     for i, j, rows, at_rows, cols, at_cols in _taps(*geometry):
         out[:, at_rows[:, None], at_cols] += columns[:, rows[:, None], cols, i, j]
+    if _array(bias) is not None:
+        out += cast(bias[c0 : c0 + cg], sums)
     x[..., c0 : c0 + cg] = cast(out, x.dtype)
+
+
+@np.errstate(all="ignore")
+def conv2d_wmma(y, x, w, bias, positions, h, wide, c, o, *rest):
+    """One product after the other in float32: kernel rows, kernel columns, channels."""
+    (oh, ow, kh, kw), w = rest[:4], w.reshape(-1, o)
+    columns, total = np.zeros((positions, kh * kw * c), x.dtype), np.zeros((positions, o), np.float32)
+    im2col(columns, x, 0, positions, columns.shape[1], h, wide, c, 0, c, oh, ow, *rest[2:])
+    columns, w = cast(columns, np.float32), cast(w, np.float32)
+    for k in range(len(w)):
+        total += columns[:, k : k + 1] * w[k]
+    if _array(bias) is not None:
+        total += cast(bias, np.float32)
+    y[...] = cast(total, y.dtype).reshape(y.shape)
+
+
+def max_pool2d(y, x, least, n, h, w, c, oh, ow, *rest):
+    y[...] = cast(np.asarray(least), y.dtype)
+    for i, j, rows, at_rows, cols, at_cols in _taps(*_geometry(h, w, oh, ow, *rest)):
+        at, value = np.s_[:, rows[:, None], cols], x[:, at_rows[:, None], at_cols]
+        better = (cast(value, least.dtype) > cast(y[at], least.dtype)) | np.isnan(cast(value, least.dtype))
+        y[at] = np.where(better, value, y[at])
+
+
+def max_pool2d_position(position, x, y, n, h, w, c, oh, ow, *rest):
+    none, kw = np.iinfo(position.dtype).max, rest[1]
+    position[...] = none
+    for i, j, rows, at_rows, cols, at_cols in _taps(*_geometry(h, w, oh, ow, *rest)):
+        at, value = np.s_[:, rows[:, None], cols], x[:, at_rows[:, None], at_cols]
+        hit = (value == y[at]) | np.isnan(cast(value, np.float64))
+        position[at] = np.where(hit & (position[at] == none), i * kw + j, position[at])
+
+
+def max_pool2d_scatter(x, g, position, n, h, w, c, oh, ow, *rest):
+    sums = np.float64 if x.itemsize == 8 else np.float32
+    out, kw = np.zeros(x.shape, sums), rest[1]
+    for i, j, rows, at_rows, cols, at_cols in _taps(*_geometry(h, w, oh, ow, *rest)):
+        at = np.s_[:, rows[:, None], cols]
+        out[:, at_rows[:, None], at_cols] += np.where(position[at] == i * kw + j, cast(g[at], sums), 0)
+    x[...] = cast(out, x.dtype)
+
+
+def max_pool2d_gather(y, x, position, n, h, w, c, oh, ow, *rest):
+    y[...], kw = 0, rest[1]
+    for i, j, rows, at_rows, cols, at_cols in _taps(*_geometry(h, w, oh, ow, *rest)):
+        at = np.s_[:, rows[:, None], cols]
+        y[at] = np.where(position[at] == i * kw + j, x[:, at_rows[:, None], at_cols], y[at])
 
 
 @np.errstate(all="ignore")

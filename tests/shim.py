@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from minamp.backends import kernels
+from minamp.backends import cuda, kernels, kernels_wmma  # noqa: F401  cuda imports every room's kernels
 
 SHIM = r"""
 #include <cmath>
@@ -19,6 +19,9 @@ SHIM = r"""
 using std::sqrt;
 #define __global__
 #define __device__
+#define __shared__ static
+#define __launch_bounds__(n)
+static void __syncthreads() {}  // threads run one after the other: a kernel with barriers runs as blocks of one thread
 struct Dim { unsigned x; };
 static Dim gridDim, blockDim, blockIdx, threadIdx;
 extern "C" void at(unsigned grid, unsigned block, unsigned b, unsigned t) {
@@ -41,8 +44,24 @@ struct __nv_bfloat16 {
   operator float() const { unsigned u = (unsigned)bits << 16; float f; memcpy(&f, &u, 4); return f; }
 };
 """
-# -ffp-contract=off: no fused multiply-add here either
-FLAGS = "-std=c++17 -O2 -mf16c -ffp-contract=off -fsanitize=undefined -shared -fPIC".split()
+# In the place of tensor cores: the same sums, one product after the other.
+PRODUCT = r"""
+template <class T> struct Product {
+  float sum[ROWS][COLS] = {};
+  void add(const T* a, const T* b) {
+    for (int r = 0; r < ROWS; r++)
+      for (int k = 0; k < DEPTH; k++)
+        for (int c = 0; c < COLS; c++) sum[r][c] += (float)a[r * A_WIDTH + k] * (float)b[k * B_WIDTH + c];
+  }
+  void store(float* sums) const {
+    for (int r = 0; r < ROWS; r++) memcpy(sums + r * SUM_WIDTH, sum[r], sizeof sum[r]);
+  }
+};
+"""
+# -ffp-contract=off: no fused multiply-add here either. -fno-strict-aliasing: CUDA's way to copy 16 bytes at once.
+FLAGS = (
+    "-std=c++17 -O2 -mf16c -ffp-contract=off -fno-strict-aliasing -fsanitize=undefined -shared -fPIC".split()
+)
 
 
 @functools.cache
@@ -57,7 +76,9 @@ def load():
         return None, "there is no g++"
     folder = Path(tempfile.mkdtemp(prefix="kernels-"))
     source, target = folder / "kernels.cpp", folder / "kernels.so"
-    source.write_text(SHIM + kernels.HEAD + "".join(dict.fromkeys(kernels.SOURCES.values())))
+    texts = "".join(dict.fromkeys(kernels.SOURCES.values())).replace(kernels_wmma.PRODUCT, PRODUCT)
+    made = "".join(kernels.instances(base, kinds) for base, kinds in kernels.KINDS.items())
+    source.write_text(SHIM + kernels.HEAD + texts + made)
     made = subprocess.run(["g++", *FLAGS, source, "-o", target], capture_output=True, text=True)
     if made.returncode and "sanitize" in made.stderr + made.stdout or "ubsan" in made.stderr:
         return None, f"g++ has no undefined-behaviour sanitizer: {made.stderr.splitlines()[0]}"

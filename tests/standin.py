@@ -263,7 +263,8 @@ MODULE.add = types.SimpleNamespace(at=_add_at)
 @_module
 class RawKernel:
     def __init__(self, source, name, options=()):
-        assert f"{name.rpartition('_')[0] or name}" in source or name in source
+        base = doubles.of(name).__name__
+        assert base in source and name.removeprefix(base).split("_")[-1] in source
         self.name, self.double = name, doubles.of(name)
 
     def __call__(self, grid, block, args):

@@ -9,7 +9,7 @@ import pytest
 import shim
 import standin
 
-from minamp.backends import cpu, kernels, update
+from minamp.backends import cpu, cuda_conv, kernels, kernels_conv, kernels_pool, kernels_wmma, update
 from minamp.formats import bfloat16, cast, float16, float32, float64, widen
 
 FLOATS = [float16, bfloat16, float32, float64]
@@ -37,7 +37,8 @@ def both(monkeypatch, capfd):
         def __call__(self, grid, block, args):
             plain = [a._a if isinstance(a, standin.ndarray) else a for a in args]
             copies = [a.copy() if isinstance(a, np.ndarray) else a for a in plain]
-            shim.run(self.name, copies)
+            alone = dict(block=1) if "wmma" in self.name else {}  # its threads meet at barriers
+            shim.run(self.name, copies, **alone)
             doubles.of(self.name)(*plain)
             for i, (a, b) in enumerate(zip(plain, copies, strict=True)):
                 if isinstance(a, np.ndarray):
@@ -86,9 +87,12 @@ def test_im2col(both, image, kernel, stride, padding, dilation, channels, c0, cg
     every = []
     for first in range(0, total, 5):  # chunks that end within a row
         count = min(5, total - first)
-        columns = dev(np.full((count, *kernel, cg), 7, dtype))
-        kernels.im2col(columns, dev(x), first, count, c0, cg, size, kernel, stride, padding, dilation)
-        every.append(columns._a)
+        values_ = kernel[0] * kernel[1] * cg
+        columns = dev(np.full((count, kernels_conv.row_width(values_, dtype)), 7, dtype))
+        kernels_conv.im2col(columns, dev(x), first, c0, cg, size, kernel, stride, padding, dilation)
+        assert columns.strides[0] % 16 == 0 or dtype.itemsize > 2
+        assert not columns._a[:, values_:].any()
+        every.append(columns._a[:, :values_].reshape(count, *kernel, cg))
     # and against a plain definition
     (ph, pw), (sh, sw), (dh, dw) = padding, stride, dilation
     padded = np.pad(x, ((0, 0), (ph, ph), (pw, pw), (0, 0)))[..., c0 : c0 + cg]
@@ -109,7 +113,7 @@ def test_im2col_takes_the_widest_words(both):
     ):
         x = dev(values((1, 2, 2, channels), dtype))
         ones = ((1, 1), (1, 1), (0, 0), (1, 1))
-        kernels.im2col(dev(np.empty((4, channels), dtype)), x, 0, 4, 0, channels, (2, 2), *ones)
+        kernels_conv.im2col(dev(np.empty((4, channels), dtype)), x, 0, 0, channels, (2, 2), *ones)
         assert both[-1] == f"im2col_{word}"
 
 
@@ -121,21 +125,111 @@ def test_im2col_counts_beyond_32_bits():
     x = np.zeros(n, np.uint16)  # 4 GB of address space, of which only the last page is touched
     x[-4:] = [1, 2, 3, 4]
     columns = np.empty(4, np.uint16)
-    ones = [np.int64(v) for v in (n - 4, 4, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1)]
+    ones = [np.int64(v) for v in (n - 4, 4, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1)]
     shim.run("im2col_2", [columns, x, *ones])
     assert columns.tolist() == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("channels, c0, cg", [(4, 0, 4), (6, 2, 3)])
 @pytest.mark.parametrize("image, kernel, stride, padding, dilation", GEOMETRY)
-def test_col2im(both, image, kernel, stride, padding, dilation, channels, c0, cg, dtype):
+def test_col2im(both, image, kernel, stride, padding, dilation, channels, c0, cg, bias, dtype):
     size = out_size(image, kernel, stride, padding, dilation)
     sums = float64 if dtype == float64 else float32
-    columns = values((2 * size[0] * size[1], kernel[0] * kernel[1] * cg), sums)
-    x = dev(np.full((2, *image, channels), 7, dtype))
-    kernels.col2im(x, dev(columns), c0, cg, size, kernel, stride, padding, dilation)
+    width = kernels_conv.row_width(kernel[0] * kernel[1] * cg, dtype)
+    columns = values((2 * size[0] * size[1], width), sums)
+    x, bias = dev(np.full((2, *image, channels), 7, dtype)), dev(values(channels, dtype, 1)) if bias else None
+    kernels_conv.col2im(x, dev(columns), bias, c0, cg, size, kernel, stride, padding, dilation)
     assert (np.delete(x._a, np.s_[c0 : c0 + cg], 3) == 7).all()  # other channels are left alone
+
+
+WMMA_CASES = [  # images, image, channels in and out, kernel, stride, padding, dilation
+    (2, (9, 7), 16, 16, (3, 3), (2, 2), (1, 1), (1, 1)),
+    (1, (12, 13), 32, 80, (3, 3), (1, 1), (1, 1), (1, 1)),  # three tiles of positions, two of channels
+    (3, (5, 6), 48, 64, (2, 3), (1, 2), (0, 2), (2, 1)),
+    (1, (8, 8), 16, 32, (1, 1), (1, 1), (0, 0), (1, 1)),  # one full tile
+]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", FLOATS[:2], ids=str)
+@pytest.mark.parametrize("n, image, c, o, kernel, stride, padding, dilation", WMMA_CASES)
+def test_wmma_tiles(both, n, image, c, o, kernel, stride, padding, dilation, dtype, bias, monkeypatch):
+    """The indexing of the tensor-core kernel around a scalar product; the columns and their product give the same bits."""
+    x, w = (
+        dev(cast(np.random.default_rng(i).integers(-8, 9, s) / 8, dtype))  # sums of these products are exact
+        for i, s in enumerate([(n, c, *image), (o, c, *kernel)])
+    )
+    bias = dev(values(o, dtype, 2)) if bias else None
+    y = {}
+    for asked in (True, False):
+        monkeypatch.setattr(cuda_conv, "WMMA", asked)
+        y[asked] = cuda_conv.conv2d(x, w, bias, stride, padding, dilation, 1)._a
+        assert ("conv2d_wmma" in both[-1]) == asked
+        both.append("")
+    assert y[True].dtype == dtype and y[True].any()
+    same_bits(np.ascontiguousarray(y[True]), np.ascontiguousarray(y[False]), "tensor-core kernel and columns")
+
+
+def test_wmma_with_any_numbers(both):
+    """Sums in float32 that round: the order of the double. nan and inf go where they belong."""
+    for dtype in FLOATS[:2]:
+        x, w = values((1, 6, 6, 32), dtype), values((9 * 32, 48), dtype, 1)
+        x[0, 0, 0, 3], x[0, 5, 5, 0] = np.nan, np.inf
+        y = dev(np.empty((1, 6, 6, 48), dtype))
+        kernels_wmma.conv2d_wmma(y, dev(x), dev(w), None, (3, 3), (1, 1), (1, 1), (1, 1))
+        lost = ~np.isfinite(widen(y._a)).all(3)[0]
+        assert lost.sum() == 8 and lost[:2, :2].all() and lost[4:, 4:].all()
+
+
+POOLS = [  # H, W, kernel, stride, padding, dilation, ceil_mode
+    ((8, 8), (2, 2), (2, 2), (0, 0), (1, 1), False),
+    ((9, 7), (3, 2), (2, 1), (1, 1), (1, 2), True),
+    ((5, 6), (3, 3), (1, 1), (1, 1), (1, 1), False),
+    (
+        (2, 4),
+        (2, 2),
+        (1, 1),
+        (1, 1),
+        (3, 2),
+        False,
+    ),  # rows -1 and 2 of 2: these windows see nothing of the image
+    ((17, 18), (16, 16), (1, 2), (0, 8), (1, 1), False),  # 256 offsets: positions take 32 bits
+]
+
+
+def pooled_values(shape, dtype, kind):
+    x = values(shape, dtype)
+    if kind == "ties":
+        return cast(np.round(widen(x)), dtype)
+    if kind == "nan":
+        x[np.random.default_rng(1).random(shape) < 0.1] = np.nan
+    if kind == "inf":
+        x[np.random.default_rng(1).random(shape) < 0.5] = -np.inf
+    return x
+
+
+@pytest.mark.parametrize("kind", ["plain", "ties", "nan", "inf"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("image, kernel, stride, padding, dilation, ceil_mode", POOLS)
+def test_max_pooling_is_the_cpus(both, image, kernel, stride, padding, dilation, ceil_mode, dtype, kind):
+    """Forward, position, gradient and the gradient's own, each one launch."""
+    geometry = (kernel, stride, padding, dilation)
+    x = pooled_values((2, 3, *image), dtype, kind)
+    y = cuda_conv.max_pool2d(dev(x), *geometry, ceil_mode)
+    on_cpu = cpu.max_pool2d(x, *geometry, ceil_mode)
+    position = cuda_conv.max_pool2d_position(dev(x), y, *geometry)
+    position_on_cpu = cpu.max_pool2d_position(x, on_cpu, *geometry)
+    g = values(y.shape, dtype, 1)
+    gx = cuda_conv.max_pool2d_scatter(dev(g), position, x.shape, *geometry)
+    back = cuda_conv.max_pool2d_gather(gx, position, *geometry)
+    assert len(both) == 4  # launches
+    gx_on_cpu = cpu.max_pool2d_scatter(g, position_on_cpu, x.shape, *geometry)
+    back_on_cpu = cpu.max_pool2d_gather(cast(gx_on_cpu, dtype), position_on_cpu, *geometry)
+    assert position.dtype == position_on_cpu.dtype and y.dtype == gx.dtype == back.dtype == dtype
+    for ours, theirs in ((y, on_cpu), (position, position_on_cpu), (gx, gx_on_cpu), (back, back_on_cpu)):
+        np.testing.assert_array_equal(widen(ours._a), widen(cast(theirs, ours.dtype)))
 
 
 @pytest.mark.parametrize("inverse", [1.0, 2.0**-16, 2.0**127])
@@ -237,7 +331,7 @@ def test_philox_known_answer(both):
     for i, word in enumerate(words):
         for threshold, expected in ((word, True), (word + 1, False)):
             keep = dev(np.zeros(4, np.bool_))
-            kernels._launch(
+            kernels.launch(
                 "keep_mask", "", 4, keep, np.int64(4), np.uint32(0), np.uint32(0), np.uint32(threshold)
             )
             assert keep._a[i] == expected
@@ -250,14 +344,14 @@ def test_philox_known_answer(both):
 def test_window_means(both, rows, cols, dtype):
     counts = np.outer([b - a for a, b in rows], [b - a for a, b in cols])
     x = values((2, 4, 5, 3), dtype)
-    y = kernels.window_mean(dev(x), rows, cols, counts)._a
+    y = kernels_pool.window_mean(dev(x), rows, cols, counts)._a
     tolerance = {2: 1e-2, 4: 1e-6, 8: 1e-14}[dtype.itemsize]
     exact = cast(x, float64)
     for i, j in np.ndindex(len(rows), len(cols)):
         mean = exact[:, slice(*rows[i]), slice(*cols[j])].mean((1, 2))
         np.testing.assert_allclose(cast(y[:, i, j], float64), mean, rtol=tolerance, atol=tolerance)
     g = values(y.shape, dtype, 1)
-    back = kernels.window_mean_grad(dev(g), x.shape, rows, cols, counts)._a
+    back = kernels_pool.window_mean_grad(dev(g), x.shape, rows, cols, counts)._a
     expected = np.zeros(x.shape)
     for i, j in np.ndindex(len(rows), len(cols)):
         expected[:, slice(*rows[i]), slice(*cols[j])] += (cast(g[:, i, j], float64) / counts[i, j])[
@@ -274,15 +368,16 @@ def test_window_means(both, rows, cols, dtype):
 def test_nvrtc_compiles(base, arch):
     """Straight to machine code, with the options CuPy adds. CuPy's own entry asks a GPU; the class beneath it does not."""
     compile = nvrtc()
-    code = compile(kernels.source(base), arch)
-    names = [n for n in code_names(base) if n.encode() not in code]
+    code = compile(kernels.source(base, *kinds(base, arch)), arch)
+    names = [f"{base}_{kind}" for kind in kinds(base, arch)] or [base]
+    names = [name for name in names if name.encode() not in code]
     assert not names, f"not in the machine code: {names}"
 
 
 def test_nvrtc_refuses_a_wrong_kernel():
     """So that the test above can fail."""
     with pytest.raises(Exception, match="undefined"):
-        nvrtc()(kernels.source("im2col") + "__global__ void f() { undefined(); }", 75)
+        nvrtc()(kernels.source("im2col", "8") + "__global__ void f() { undefined(); }", 75)
 
 
 def nvrtc():
@@ -306,11 +401,16 @@ def nvrtc():
     return compile
 
 
-def code_names(base):
-    kinds = {
-        "im2col": ("2", "4", "8", "16"),
-        "sgd": ("float", "double"),
-        "adam": ("float", "double"),
-        "keep_mask": (),
-    }
-    return [f"{base}_{k}" for k in kinds.get(base, kernels.C_TYPES.values())] or [base]
+def kinds(base, arch=90):
+    """The types that kernel `base` is made for: tensor cores take bfloat16 from compute capability 8.0 on."""
+    return (
+        ("half",) if base == "conv2d_wmma" and arch < 80 else kernels.KINDS.get(base, SELF_MADE.get(base, ()))
+    )
+
+
+# Their texts end in the kernels themselves.
+SELF_MADE = {
+    "unscale": kernels.C_TYPES.values(),
+    "sgd": ("float", "double"),
+    "adam": ("float", "double"),
+}
