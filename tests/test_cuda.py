@@ -2,6 +2,7 @@
 CPU's numbers and copy nothing behind anybody's back."""
 
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -353,3 +354,103 @@ def test_subclasses_of_numpys_array_are_on_the_cpu(gpu, tmp_path):
     mapped = np.memmap(tmp_path / "x", np.float32, "w+", shape=3)
     y = Tensor(mapped) + minamp.ones(3) + Tensor(mapped)
     assert y.device == "cpu" and y.tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("name, a, b", [("addmm", (5, 7), (7, 6)), ("baddbmm", (2, 5, 7), (2, 7, 6))])
+@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
+def test_gradients_with_alpha_are_rounded_once(gpu, name, a, b, dtype):
+    """alpha = 1/3 after a rounding to half would move the last bit of about a third of them."""
+    rng = np.random.default_rng(0)
+    shapes = ((*a[:-1], b[-1]), a, b)
+    data = [minamp.formats.cast(rng.standard_normal(s), dtype) for s in shapes]
+    first, second = {}, {}
+    for where in ("cpu", "cuda"):
+        x = [Tensor(d).to(where).requires_grad_(True) for d in data]
+        y = getattr(minamp, name)(*x, beta=0.7, alpha=1 / 3)
+        weights = Tensor(minamp.formats.cast(np.random.default_rng(1).standard_normal(y.shape), dtype)).to(
+            where
+        )
+        grads = minamp.autograd.grad((y * weights).sum(), x, create_graph=True)
+        first[where] = [t.detach().cpu() for t in (y, *grads)]
+        (second[where],) = minamp.autograd.grad((grads[1] * grads[1]).sum(), x[2:])
+        y = getattr(minamp, name)(*x, beta=0.7, alpha=1 / 3)
+        (y * weights).sum().backward()
+        first[where] += [t.grad.cpu() for t in x]
+    for ours, theirs in zip([*first["cuda"], second["cuda"]], [*first["cpu"], second["cpu"]], strict=True):
+        assert ours.dtype == dtype
+        close(name, ours, theirs)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
+def test_a_transposed_convolution_adds_its_bias_where_it_gathers(gpu, dtype, bias, groups):
+    rng = np.random.default_rng(0)
+    data = [
+        minamp.formats.cast(rng.integers(-8, 9, s) / 8, dtype)  # sums of these products are exact
+        for s in ((2, 6, 4, 5), (6, 3, 3, 3), (3 * groups,))
+    ]
+    results = {}
+    for where in ("cpu", "cuda"):
+        x, w, b = (Tensor(d).to(where) for d in data)
+        gpu.count.clear()
+        y = F.conv_transpose2d(x, w, b if bias else None, stride=2, padding=1, groups=groups)
+        results[where] = y.cpu()
+    # weights in order, filled up (2), a product and a gather a group, which may copy its part of x: no pass for the bias
+    assert gpu.count["kernel"] <= 4 + 3 * groups
+    assert results["cuda"].dtype == dtype
+    close("exact", results["cuda"], results["cpu"])
+
+
+def test_first_layers_are_aligned_and_exact(gpu, monkeypatch):
+    """1 or 3 channels: every operand of every product has rows of multiples of 16 bytes; the sums are the CPU's."""
+    from minamp.backends import gemm
+
+    calls, plan = [], gemm.plan
+    monkeypatch.setattr(gemm, "plan", lambda *args: calls.append(plan(*args)) or calls[-1])
+    for channels, kernel in ((1, 3), (3, 3), (3, 5), (1, 5)):
+        data = [
+            (np.random.default_rng(i).integers(-8, 9, s) / 8).astype(np.float16)
+            for i, s in enumerate([(2, channels, 9, 8), (16, channels, kernel, kernel)])
+        ]
+        grads = {}
+        for where in ("cpu", "cuda"):
+            x, w = (Tensor(d).to(where).requires_grad_(True) for d in data)
+            y = F.conv2d(x, w, padding=1, stride=2)
+            y.sum().backward()
+            grads[where] = [t.detach() for t in (y, x.grad, w.grad)]
+        for ours, theirs in zip(grads["cuda"], grads["cpu"], strict=True):
+            close("exact", ours, theirs)
+    assert len(calls) == 12 and all(leading % 8 == 0 for p in calls for leading in p.leading)
+
+
+@pytest.mark.parametrize("kernel, stride", [(2, 2), (3, 2)])
+def test_a_gradient_through_max_pooling_stays_half(gpu, kernel, stride):
+    """Apart or overlapping, what travels on is what tensor cores take: no float32 gradient makes the convolution widen."""
+    x = device.to_device(np.ones((1, 8, 8, 8), np.float16))
+    geometry = ((kernel, kernel), (stride, stride), (0, 0), (1, 1))
+    y = cuda.max_pool2d(x, *geometry, False)
+    position = cuda.max_pool2d_position(x, y, *geometry)
+    assert cuda.max_pool2d_scatter(y, position, x.shape, *geometry).dtype == float16
+    assert cuda.max_pool2d_gather(x, position, *geometry).dtype == float16
+
+
+def test_the_tensor_core_kernel_takes_what_it_is_written_for(gpu, monkeypatch):
+    from minamp.backends import cuda_conv
+
+    def taken(dtype=float16, c=32, o=48, groups=1, skip=0):
+        memory = gpu.xp.zeros(c * 4 + 8, dtype)
+        x = memory[skip : skip + 4 * c].reshape(1, 2, 2, c)
+        return cuda_conv._takes_wmma(x, gpu.xp.zeros((o, c // groups, 1, 1), dtype), groups)
+
+    assert not taken()  # only when asked for
+    monkeypatch.setattr(cuda_conv, "WMMA", True)
+    assert taken() and taken(bfloat16)
+    assert not any((taken(float32), taken(c=24), taken(o=40), taken(groups=2), taken(skip=1)))
+    monkeypatch.setattr(standin.Device, "compute_capability", "75")
+    assert taken() and not taken(bfloat16)
+    code = "import minamp.backends.cuda_conv as c; print(c.WMMA)"
+    for value, expected in (("1", "True"), ("0", "False")):
+        env = {**os.environ, "MINAMP_WMMA": value}
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+        assert done.stdout.strip() == expected

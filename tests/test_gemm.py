@@ -140,3 +140,66 @@ def test_a_view_that_is_not_a_matrix_is_copied(gpu):
     kernels = gpu.count["kernel"]
     np.testing.assert_array_equal(gemm.gemm(a, b, gpu.xp.empty((4, 3), float16))._a, a._a)
     assert gpu.count["kernel"] == kernels + 2
+
+
+# ---- padding
+
+
+def spread(*shape, dtype=float16):
+    """An array of that shape that takes no memory: padding is decided by shapes and strides."""
+    strides = (shape[1] * dtype.itemsize, dtype.itemsize)
+    return standin.ndarray(np.lib.stride_tricks.as_strided(np.zeros(1, dtype), shape, strides))
+
+
+@pytest.mark.parametrize(
+    "m, k, n, forward, input_grad, weight_grad",
+    [
+        (65536, 512, 10, (65536, 16, 512), (65536, 512, 16), (16, 512, 65536)),  # ten classes, a large input
+        (128, 512, 10, None, None, None),  # a small one: the launches would take longer
+        (65536, 512, 16, None, None, None),  # aligned
+        (65536, 10, 12, None, None, None),  # nothing is large beside the copies
+        (
+            8192,
+            4096,
+            50257,
+            (8192, 50264, 4096),
+            (8192, 4096, 50264),
+            (50264, 4096, 8192),
+        ),  # much work a byte, so copies are cheap
+    ],
+)
+def test_padding_pays_where_copies_are_small_beside_the_product(m, k, n, forward, input_grad, weight_grad):
+    x, w, g = spread(m, k), spread(n, k), spread(m, n)
+    assert gemm.padding(x, w.T, g) == forward
+    assert gemm.padding(g, w, x) == input_grad
+    assert gemm.padding(g.T, x, w) == weight_grad
+
+
+def test_padding_is_for_matrices_of_halves():
+    x, w, y = (spread(*s, dtype=float32) for s in ((65536, 512), (10, 512), (65536, 10)))
+    assert gemm.padding(x, w.T, y) is None
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
+def test_the_padded_product_is_called_and_gives_the_same_bits(gpu, dtype, beta, monkeypatch):
+    """All three products of ten classes: forward, input gradient, weight gradient."""
+    rng = np.random.default_rng(0)
+    x, w, g = (
+        standin.ndarray((rng.integers(-64, 65, s) / 32).astype(dtype))  # sums of these products are exact
+        for s in ((128, 256), (10, 256), (128, 10))
+    )
+    calls, plan = [], gemm.plan
+    monkeypatch.setattr(gemm, "plan", lambda *args: calls.append(plan(*args)) or calls[-1])
+    bits = {}
+    for pays in (2**60, 0):
+        monkeypatch.setattr(gemm, "PAYS", pays)
+        for name, a, b in (("y", x, w.T), ("gx", g, w), ("gw", g.T, x)):
+            for result in (dtype, float32):
+                out = standin.ndarray(np.ones((a.shape[0], b.shape[1]), result))
+                bits[name, result, pays] = gemm.gemm(a, b, out, alpha=0.5, beta=beta)._a.tobytes()
+    assert all(bits[key[:2] + (0,)] == value for key, value in bits.items())
+    small, large = calls[:6], calls[6:]
+    assert {(p.n, p.m, p.k) for p in small} == {(128, 10, 256), (128, 256, 10), (10, 256, 128)}
+    assert {(p.n, p.m, p.k) for p in large} == {(128, 16, 256), (128, 256, 16), (16, 256, 128)}
+    assert all(leading % 8 == 0 for p in large for leading in p.leading)

@@ -6,11 +6,12 @@ import doubles
 import numpy as np
 import pytest
 import test_cuda
+import test_kernels
 import test_policy
 
 import minamp
 from minamp import backends, bfloat16, float16, float32, float64
-from minamp.backends import cpu, cuda, device, gemm, kernels
+from minamp.backends import cpu, cuda, cuda_conv, device, gemm, kernels, kernels_conv, kernels_pool
 from minamp.formats import cast, format_of, widen
 from minamp.tensor import Tensor
 
@@ -178,15 +179,15 @@ def test_kernels_equal_their_doubles(doubled, dtype):
     x = put(values((3, 9, 7, 8), dtype))
     geometry = ((5, 4), (3, 3), (2, 2), (1, 1), (1, 1))
     sums = float64 if dtype == float64 else float32
-    kernels.im2col(device.xp.empty((60, 72), dtype), x, 0, 60, 0, 8, *geometry)
-    kernels.col2im(x, put(values((60, 72), sums, 1)), 0, 8, *geometry)
+    kernels_conv.im2col(device.xp.empty((60, 72), dtype), x, 0, 0, 8, *geometry)
+    kernels_conv.col2im(x, put(values((60, 72), sums, 1)), put(values(8, dtype, 2)), 0, 8, *geometry)
     for bad in (1.0, np.inf):
         g = values(1000, dtype)
         g[17] = bad
         kernels.unscale(put(g), put(np.zeros(1, np.uint32)), 2.0**-16)
     rows, cols = [(0, 4), (4, 9)], [(0, 3), (2, 7)]
-    y = kernels.window_mean(x, rows, cols, np.outer([4, 5], [3, 5]))
-    kernels.window_mean_grad(y, x.shape, rows, cols, np.outer([4, 5], [3, 5]))
+    y = kernels_pool.window_mean(x, rows, cols, np.outer([4, 5], [3, 5]))
+    kernels_pool.window_mean_grad(y, x.shape, rows, cols, np.outer([4, 5], [3, 5]))
     kernels.keep_mask(2**63 + 5, (1001,), 0.3)
 
 
@@ -253,3 +254,53 @@ def test_training_is_the_cpus(make, optimizer, half_weights):
         losses, _, our_scale = test_cuda.train(make, optimizer, "cuda", half_weights=half_weights)
     assert our_scale == scale and losses[-1] < losses[0]
     np.testing.assert_allclose(losses, expected, rtol=1e-2)
+
+
+# ------------------------------------------------------------------------------------- the tensor-core kernel, pooling, padding
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("n, image, c, o, kernel, stride, padding, dilation", test_kernels.WMMA_CASES)
+def test_the_tensor_core_kernel_against_the_columns(
+    n, image, c, o, kernel, stride, padding, dilation, dtype, bias, monkeypatch
+):
+    if dtype == bfloat16 and int(device.xp.cuda.Device().compute_capability) < 80:
+        pytest.skip("tensor cores take bfloat16 from compute capability 8.0 on")
+    x, w, b = values((n, c, *image), dtype), values((o, c, *kernel), dtype, 1), values(o, dtype, 2)
+    rest, y = (stride, padding, dilation, 1), {}
+    for asked in (True, False):
+        monkeypatch.setattr(cuda_conv, "WMMA", asked)
+        y[asked] = get(cuda.conv2d(put(x), put(w), put(b) if bias else None, *rest))
+    wide = [cast(a, float64) for a in (x, w, b)]
+    exact = cpu.conv2d(*wide[:2], wide[2] if bias else None, *rest)
+    size = cpu.conv2d(*map(np.abs, wide), *rest)
+    for ours in y.values():
+        close(ours, exact, dtype, c * kernel[0] * kernel[1], size)
+
+
+@pytest.mark.parametrize("kind", ["plain", "ties", "nan", "inf"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("image, kernel, stride, padding, dilation, ceil_mode", test_kernels.POOLS)
+def test_max_pooling_equals_its_doubles(
+    doubled, image, kernel, stride, padding, dilation, ceil_mode, dtype, kind
+):
+    geometry = (kernel, stride, padding, dilation)
+    x = put(test_kernels.pooled_values((2, 3, *image), dtype, kind))
+    y = cuda.max_pool2d(x, *geometry, ceil_mode)
+    position = cuda.max_pool2d_position(x, y, *geometry)
+    gx = cuda.max_pool2d_scatter(put(values(y.shape, dtype, 1)), position, x.shape, *geometry)
+    cuda.max_pool2d_gather(gx, position, *geometry)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_a_padded_product_against_float64(dtype, monkeypatch):
+    monkeypatch.setattr(gemm, "PAYS", 0)
+    x, w, g = values((128, 256), dtype), values((10, 256), dtype, 1), values((128, 10), dtype, 2)
+    for a, b in ((x, w.T), (g, w), (g.T, x)):
+        out = device.xp.empty((a.shape[0], b.shape[1]), dtype)
+        a_dev, b_dev = (put(t) if t.flags.c_contiguous else put(t.T).T for t in (a, b))
+        assert gemm.padding(a_dev, b_dev, out)
+        gemm.gemm(a_dev, b_dev, out)
+        a, b = cast(a, float64), cast(b, float64)
+        close(get(out), a @ b, dtype, a.shape[1], np.abs(a) @ np.abs(b))

@@ -153,6 +153,15 @@ def matmul(a, b):
 matmul_wide = matmul  # the GPU's matmul rounds to half, this one does not
 
 
+def scaled_matmul(a, b, alpha):
+    return matmul(a, b) * alpha
+
+
+def scaled(x, factor):
+    """x * factor in float32: a half array times a Python number would round the number too."""
+    return widen(x) * factor
+
+
 def linear(x, weight, bias):
     y = matmul(x, widen(weight).T)
     if bias is not None:

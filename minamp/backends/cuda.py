@@ -155,11 +155,16 @@ def _alike(a, b):
 
 def matmul(a, b):
     """a @ b. Of two half arrays: half, rounded once; float32 where the sum is the long side, as in a weight gradient."""
+    return scaled_matmul(a, b, 1.0)
+
+
+def scaled_matmul(a, b, alpha):
+    """alpha * (a @ b): matmul whose float32 sums are scaled before they are rounded."""
     a, b = _alike(a, b)
     if a.dtype.kind in "iub":
-        return xp.matmul(a, b)
+        return xp.matmul(a, b) * int(alpha)
     long = a.ndim > 1 and b.ndim > 1 and a.shape[-1] > max(a.shape[-2], b.shape[-1])
-    return gemm.matmul(a, b, float32 if is_half(a.dtype) and long else a.dtype)
+    return gemm.matmul(a, b, float32 if is_half(a.dtype) and long else a.dtype, alpha)
 
 
 def matmul_wide(a, b):
@@ -168,8 +173,19 @@ def matmul_wide(a, b):
     return gemm.matmul(a, b, float32 if is_half(a.dtype) else a.dtype)
 
 
+def scaled(x, factor):
+    """x * factor in float32: a half array times a Python number would round the number too."""
+    return widen(x) * factor
+
+
 def linear(x, weight, bias):
-    """x @ weight.T + bias: the bias lies in the result before the product is added to it, so all is rounded once."""
+    """x @ weight.T + bias: the bias lies in the result before the product is added to it, so all is rounded once.
+
+    A following activation is not fused into this. Every op is recorded, cast and watched by itself, and a linear_relu beside
+    linear and relu would be a second place that says what either does. What it would save is one pass over y and one launch:
+    relu keeps its output for backward, which is what the next product keeps anyway. gelu and silu keep their input, so y would
+    be written all the same; and computed from the float32 sum instead of the half y they would not give the CPU's numbers.
+    """
     x, weight = _alike(x, weight)
     if bias is None or not bias.dtype == x.dtype:
         y = matmul_wide(x, weight.T)

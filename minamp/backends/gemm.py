@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from minamp.backends.device import xp
-from minamp.formats import bfloat16, float16, float32, float64
+from minamp.formats import bfloat16, float16, float32, float64, is_half
 
 # cudaDataType_t and cublasComputeType_t of CUDA 12 and 13
 TYPES = {float32: 0, float64: 1, float16: 2, bfloat16: 14}
@@ -77,6 +77,46 @@ def plan(a, b, out):
     )
 
 
+# Padding costs a handful of small launches, 3 us each on the device, and two passes over what is copied. It pays where the
+# product takes longer than the launches, moving 32 MB or as long as that takes (7 us on an H200, 100 on a T4), and where the
+# copies are a quarter of it. A product computes 200 operations in the time of a byte: tensor cores against memory of an H200,
+# 206; A100, 153; T4, 203. All this is arithmetic from data sheets, no GPU has measured it.
+PAYS = 32 << 20
+OPERATIONS_A_BYTE = 200
+
+
+def padding(a, b, out):
+    """(m, n, k) that give all rows of a half product a multiple of 8 elements, as tensor cores like them; None to leave it.
+
+    The case in mind: classes. 10 of them make rows of 20 bytes, in the scores and in their gradient, beside an input that is much
+    larger and aligned. So the scores are made 16 wide and 10 columns taken; small networks stay as they are.
+    """
+    if a.ndim != 2 or not is_half(a.dtype):
+        return None
+    (m, k), n = a.shape, b.shape[1]
+    across_a, across_b = lay(a)[0], lay(b)[0]
+    odd_m, odd_n = m % 8 and across_a, n % 8  # out is row-major, so n is the length of its rows
+    odd_k = k % 8 and (not across_a or across_b)
+    copied = (
+        a.nbytes * bool(odd_m or odd_k) + b.nbytes * bool(odd_n or odd_k) + out.nbytes * bool(odd_m or odd_n)
+    )
+    whole = max(a.nbytes + b.nbytes + out.nbytes, 2 * m * n * k // OPERATIONS_A_BYTE)
+    if not copied or whole < PAYS or 4 * copied > whole:
+        return None
+    return tuple(-(-size // 8) * 8 if odd else size for size, odd in ((m, odd_m), (n, odd_n), (k, odd_k)))
+
+
+def _padded(x, rows, cols):
+    """x with zeros after its rows and columns, in its own order; x itself if it has that shape."""
+    if x.shape == (rows, cols):
+        return x
+    if lay(x)[0]:
+        return _padded(x.T, cols, rows).T
+    out = xp.zeros((rows, cols), x.dtype)
+    out[: x.shape[0], : x.shape[1]] = x
+    return out
+
+
 def gemm(a, b, out, *, alpha=1.0, beta=0.0, half_sums=False):
     """out = alpha * a @ b + beta * out, for matrices or batches of them; a and b of one dtype, out of that or float32.
 
@@ -92,6 +132,13 @@ def gemm(a, b, out, *, alpha=1.0, beta=0.0, half_sums=False):
         )
     if not a.size:  # a sum of nothing
         out[...] = out * beta if beta else 0
+        return out
+    if sizes := padding(a, b, out):  # zeros change no sum
+        (rows, cols), (m, n, k) = out.shape, sizes
+        whole = _padded(out, m, n)
+        gemm(_padded(a, m, k), _padded(b, k, n), whole, alpha=alpha, beta=beta, half_sums=half_sums)
+        if whole is not out:
+            out[...] = whole[:rows, :cols]
         return out
     p = plan(a, b, out)
     compute, kind = (COMPUTE_64F, float64) if a.dtype == float64 else (COMPUTE_32F, float32)
@@ -116,16 +163,18 @@ def gemm(a, b, out, *, alpha=1.0, beta=0.0, half_sums=False):
     return out
 
 
-def matmul(a, b, dtype):
-    """a @ b by NumPy's rules for shapes (vectors, batches that broadcast), as a new array of `dtype`."""
+def matmul(a, b, dtype, alpha=1.0):
+    """alpha * a @ b by NumPy's rules for shapes (vectors, batches that broadcast), as a new array of `dtype`."""
     if a.ndim == 0 or b.ndim == 0:
         raise ValueError("matmul: a number has no matrix product, use a * b")
     if a.ndim == 1:
         return (
-            matmul(a[None], b, dtype)[..., 0, :] if b.ndim > 1 else matmul(a[None], b[:, None], dtype)[0, 0]
+            matmul(a[None], b, dtype, alpha)[..., 0, :]
+            if b.ndim > 1
+            else matmul(a[None], b[:, None], dtype, alpha)[0, 0]
         )
     if b.ndim == 1:
-        return matmul(a, b[:, None], dtype)[..., 0]
+        return matmul(a, b[:, None], dtype, alpha)[..., 0]
     if a.shape[-1] != b.shape[-2]:
         raise ValueError(
             f"matmul: {a.shape} and {b.shape}: the inner sizes {a.shape[-1]}, {b.shape[-2]} differ"
@@ -135,11 +184,11 @@ def matmul(a, b, dtype):
     if not out.size:
         return out
     if b.ndim == 2 and a.ndim > 2 and a.flags.c_contiguous:  # one product instead of a batch of them
-        gemm(a.reshape(-1, a.shape[-1]), b, out.reshape(-1, out.shape[-1]))
+        gemm(a.reshape(-1, a.shape[-1]), b, out.reshape(-1, out.shape[-1]), alpha=alpha)
     elif not lead:
-        gemm(a, b, out)
+        gemm(a, b, out, alpha=alpha)
     else:
-        gemm(_batch(a, lead), _batch(b, lead), out.reshape(-1, *out.shape[-2:]))
+        gemm(_batch(a, lead), _batch(b, lead), out.reshape(-1, *out.shape[-2:]), alpha=alpha)
     return out
 
 

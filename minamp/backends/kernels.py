@@ -142,7 +142,7 @@ extern "C" __global__ void keep_mask(bool* keep, i64 n, u32 key0, u32 key1, u32 
 """
 
 # Kernel name without the types it is made for -> its text; the other rooms add theirs. Where KINDS names types, the text ends in
-# a macro NAME(types) and `source` makes the kernels asked for: all 28 of max pooling take NVRTC 10 s, one takes 0.3.
+# a macro NAME(types) and `source` makes the kernels asked for: one of max pooling's takes NVRTC 0.3 s, all 8 of a text 1.6.
 SOURCES = {
     "unscale": UNSCALE,
     "sgd": UPDATE,

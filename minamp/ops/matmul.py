@@ -216,6 +216,37 @@ def _added(m, input, product, beta, alpha):
     return y + m.widen(input) * beta if beta else y
 
 
+@op(policy=NOT_LISTED, stored=True)
+class scaled:
+    """x * factor, in float32, rounded once: the gradient of what addmm and baddbmm add."""
+
+    def call(x, factor):
+        return (x,), {"factor": factor}
+
+    def forward(m, x, *, factor):
+        return m.scaled(x, factor)
+
+    def vjp_x(m, g, factor):
+        return m.scaled(g, factor)
+
+
+@op(policy=NOT_LISTED, stored=True)
+class scaled_matmul:
+    """alpha * (a @ b), rounded once: the gradients of addmm and baddbmm."""
+
+    def call(a, b, alpha):
+        return (a, b), {"alpha": alpha}
+
+    def forward(m, a, b, *, alpha):
+        return m.scaled_matmul(a, b, alpha)
+
+    def vjp_a(m, g, b, alpha):
+        return m.scaled_matmul(g, m.mT(b), alpha)
+
+    def vjp_b(m, g, a, alpha):
+        return m.scaled_matmul(m.mT(a), g, alpha)
+
+
 @op(policy=LOWER_PRECISION, stored=True)
 class addmm:
     """beta * input + alpha * (mat1 @ mat2): matrices (n, k), (k, m), and input that broadcasts to (n, m).
@@ -232,13 +263,13 @@ class addmm:
         return _added(m, input, m.matmul_wide(mat1, mat2), beta, alpha)
 
     def vjp_input(m, g, beta):
-        return g * beta
+        return m.scaled(g, beta)
 
     def vjp_mat1(m, g, mat2, alpha):
-        return m.matmul(g, m.mT(mat2)) * alpha
+        return m.scaled_matmul(g, m.mT(mat2), alpha)
 
     def vjp_mat2(m, g, mat1, alpha):
-        return m.matmul(m.mT(mat1), g) * alpha
+        return m.scaled_matmul(m.mT(mat1), g, alpha)
 
 
 @op(policy=LOWER_PRECISION, stored=True)
@@ -254,13 +285,13 @@ class baddbmm:
         return _added(m, input, m.matmul_wide(batch1, batch2), beta, alpha)
 
     def vjp_input(m, g, beta):
-        return g * beta
+        return m.scaled(g, beta)
 
     def vjp_batch1(m, g, batch2, alpha):
-        return m.matmul(g, m.mT(batch2)) * alpha
+        return m.scaled_matmul(g, m.mT(batch2), alpha)
 
     def vjp_batch2(m, g, batch1, alpha):
-        return m.matmul(m.mT(batch1), g) * alpha
+        return m.scaled_matmul(m.mT(batch1), g, alpha)
 
 
 @op(policy=LOWER_PRECISION)
