@@ -381,6 +381,24 @@ def test_gradients_with_alpha_are_rounded_once(gpu, name, a, b, dtype):
         close(name, ours, theirs)
 
 
+@pytest.mark.parametrize(
+    "a, b", [((5, 7), (8, 7, 6)), ((7,), (8, 7, 6)), ((8, 5, 7), (7, 6)), ((8, 5, 7), (7,))], ids=str
+)
+def test_gradients_of_a_broadcast_matrix_are_rounded_after_the_sum(gpu, a, b):
+    """Eight products added up: each rounded to half before, half of the sums would end in another bit."""
+    rng, grads = np.random.default_rng(0), {}
+    data = [rng.standard_normal(s).astype(np.float16) for s in (a, b)]
+    for where in ("cpu", "cuda"):
+        x = [Tensor(d).to(where).requires_grad_(True) for d in data]
+        y = x[0] @ x[1]
+        weights = Tensor(np.random.default_rng(1).standard_normal(y.shape).astype(np.float16)).to(where)
+        (y * weights).sum().backward()
+        grads[where] = [t.grad for t in x]
+    for ours, theirs in zip(grads["cuda"], grads["cpu"], strict=True):
+        assert ours.dtype == float16
+        close("matmul", ours, theirs)
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)

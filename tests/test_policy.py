@@ -83,6 +83,7 @@ EXAMPLES = {
     **each("mm", lambda f, d: f(x(d), x(d, 3, 2))),
     **each("bmm", lambda f, d: f(x(d, 2, 2, 3), x(d, 2, 3, 2))),
     **each("scaled", lambda f, d: f(x(d), 0.3)),
+    **each("matmul_wide", lambda f, d: f(x(d), x(d, 3, 2))),
     **each("scaled_matmul", lambda f, d: f(x(d), x(d, 3, 2), 0.3)),
     **each("mv", lambda f, d: f(x(d), x(d, 3))),
     **each("dot vdot outer", lambda f, d: f(x(d, 3), x(d, 3))),

@@ -38,6 +38,7 @@ LINES = [
     line("dot", OP.dot, a(3), a(3)),
     line("vdot", OP.vdot, a(3), a(3)),
     line("outer", OP.outer, a(2), a(3)),
+    line("matmul_wide", lambda x, y: OP.matmul_wide(x, y) ** 2, a(2, 2, 3), a(3, 2)),
     line("scaled", lambda x: OP.scaled(x, 0.5) ** 2, a(2, 3)),
     line("scaled_matmul", lambda x, y: OP.scaled_matmul(x, y, 0.5) ** 2, a(2, 2, 3), a(2, 3, 4)),
     line("addmm", OP.addmm, a(2, 4), a(2, 3), a(3, 4)),

@@ -15,16 +15,36 @@ class matmul:
         if b.ndim == 1:
             return column * b
         if len(a_shape) == 1:
-            return m.reshape(m.matmul(b, column), b.shape[:-1])
-        return m.matmul(g, m.mT(b))
+            return m.reshape(_product(m, b, column, b.ndim > 2), b.shape[:-1])
+        return _product(m, g, m.mT(b), g.shape[:-2] != a_shape[:-2])
 
     def vjp_b(m, g, a, b_shape):
         if a.ndim == 1:
             row = m.reshape(g, (*g.shape[:-1], 1, g.shape[-1])) if len(b_shape) > 1 else g
             return m.reshape(a, (-1, 1)) * row if len(b_shape) > 1 else a * g
         if len(b_shape) == 1:
-            return m.reshape(m.matmul(m.mT(a), m.reshape(g, (*g.shape, 1))), (*a.shape[:-2], a.shape[-1]))
-        return m.matmul(m.mT(a), g)
+            product = _product(m, m.mT(a), m.reshape(g, (*g.shape, 1)), a.ndim > 2)
+            return m.reshape(product, (*a.shape[:-2], a.shape[-1]))
+        return _product(m, m.mT(a), g, g.shape[:-2] != b_shape[:-2])
+
+
+def _product(m, a, b, summed):
+    """a @ b for a gradient: in float32 if it will be `summed` over a batch that was broadcast, and rounded after that."""
+    return m.matmul_wide(a, b) if summed else m.matmul(a, b)
+
+
+@op(policy=NOT_LISTED, stored=True)
+class matmul_wide:
+    """a @ b that a gradient is summed from: a backend hands its sums on in float32."""
+
+    def forward(m, a, b):
+        return m.matmul_wide(a, b)
+
+    def vjp_a(m, g, b):
+        return m.matmul_wide(g, m.mT(b))
+
+    def vjp_b(m, g, a):
+        return m.matmul_wide(m.mT(a), g)
 
 
 @op(policy=LOWER_PRECISION, stored=True)
