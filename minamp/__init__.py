@@ -44,6 +44,7 @@ from minamp.create import (
     zeros,
     zeros_like,
 )
+from minamp.debug import debug
 from minamp.formats import bfloat16, float8_e4m3fn, float8_e5m2, float16, float32, float64
 from minamp.formats import format_of as finfo
 from minamp.promotion import result_type
@@ -70,5 +71,5 @@ def __getattr__(name):
 
 
 def is_bf16_supported(including_emulation=True):
-    """True: bfloat16 is emulated exactly on the CPU. With including_emulation=False, whether a GPU computes it in hardware."""
-    return including_emulation or gpu_status() == "ok"
+    """True: bfloat16 is emulated exactly on the CPU. With including_emulation=False, whether a GPU multiplies it (tried)."""
+    return including_emulation or cuda.is_bf16_supported()

@@ -1,29 +1,13 @@
 """detect_anomaly: stop at the first nan that backward makes, and name the line of user code that made the tensor."""
 
-import linecache
-import os
-import sys
 import weakref
 
 import numpy as np
 
 from minamp import backends
+from minamp.backends.errors import user_line
 from minamp.record import observers
 from minamp.tensor import Tensor
-
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-
-
-def user_line():
-    """'file:line in function: code' of the innermost frame outside minamp."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
-        frame = frame.f_back
-    if frame is None:
-        return "no user code on the stack"
-    name, line = frame.f_code.co_filename, frame.f_lineno
-    return f"{name}:{line} in {frame.f_code.co_name}: {linecache.getline(name, line).strip()}"
-
 
 _lines = weakref.WeakKeyDictionary()  # Node -> the line that made it
 

@@ -1,7 +1,12 @@
-"""The few names of torch.cuda that training scripts ask for."""
+"""The names of torch.cuda that training scripts ask for: is there a GPU, wait for it, its memory, its clock.
+
+Functions that answer with a number of a GPU raise RuntimeError where there is none, and say why; what only tidies up or waits
+does nothing there.
+"""
 
 from minamp import backends
-from minamp.backends import gpu_status
+from minamp.backends import gpu_status, memory
+from minamp.backends.errors import OutOfMemoryError  # noqa: F401  torch's place for it
 
 
 def is_available():
@@ -18,3 +23,93 @@ def synchronize(device=None):
     """Wait until everything launched on the GPU is done; on the CPU there is nothing to wait for."""
     if backends.device.in_use():
         backends.device.synchronize()
+
+
+def is_bf16_supported(including_emulation=True):
+    """Whether the GPU multiplies bfloat16: tried once with a small product, not read off a version. False without a GPU."""
+    return is_available() and backends.bf16_works()
+
+
+# ---- memory
+
+
+def memory_allocated(device=None):
+    """Bytes that tensors take up on the GPU, as the pool rounds them (to 512 a tensor)."""
+    return _on(device, "memory_allocated", memory.allocated)
+
+
+def max_memory_allocated(device=None):
+    """The most that memory_allocated() has been since the GPU was first used or reset_peak_memory_stats() was called."""
+    return _on(device, "max_memory_allocated", memory.peak)
+
+
+def reset_peak_memory_stats(device=None):
+    """Let max_memory_allocated() begin again from what is in use now."""
+    _on(device, "reset_peak_memory_stats", memory.reset_peak)
+
+
+def memory_reserved(device=None):
+    """Bytes the pool holds: those in use and those it keeps for the next tensor."""
+    return _on(device, "memory_reserved", memory.reserved)
+
+
+def mem_get_info(device=None):
+    """(free, total) bytes of the GPU, as its driver counts them for all processes."""
+    return _on(device, "mem_get_info", memory.info)
+
+
+def empty_cache():
+    """Give the memory that the pool keeps without using it back to the driver."""
+    if backends.device.in_use():
+        memory.empty_cache()
+
+
+def _on(device, name, function):
+    """`function` on the GPU `device` (default the current one). RuntimeError without one."""
+    backends.device.need(f"minamp.cuda.{name}")
+    index = device if isinstance(device, int) else None if device is None else backends.Device(device).index
+    if index is None:
+        return function()
+    with backends.device.xp.cuda.Device(index):
+        return function()
+
+
+# ---- time
+
+
+class Event:
+    """A mark in the GPU's stream of work: record() sets it, start.elapsed_time(end) are milliseconds between two.
+
+    Time measured so holds the GPU's work alone, without what Python does before and after it. enable_timing must be True
+    for that. RuntimeError without a GPU.
+    """
+
+    def __init__(self, enable_timing=False, blocking=False):
+        backends.device.need("minamp.cuda.Event")
+        self._event = backends.device.xp.cuda.Event(block=blocking, disable_timing=not enable_timing)
+        self._timed, self._recorded = enable_timing, False
+
+    def record(self):
+        """Set the mark behind what has been launched so far."""
+        self._event.record()
+        self._recorded = True
+
+    def query(self):
+        """Whether the GPU has come past the mark."""
+        return bool(self._event.done)
+
+    def synchronize(self):
+        """Wait until the GPU comes past the mark."""
+        self._event.synchronize()
+
+    def elapsed_time(self, end_event):
+        """Milliseconds from this mark to `end_event`; waits for that one."""
+        for name, event in (("start", self), ("end", end_event)):
+            if not event._timed:
+                raise ValueError(
+                    f"elapsed_time: the {name} event keeps no time: make it with enable_timing=True"
+                )
+            if not event._recorded:
+                raise ValueError(f"elapsed_time: the {name} event was not recorded: call record() first")
+        end_event.synchronize()
+        return float(backends.device.xp.cuda.get_elapsed_time(self._event, end_event._event))

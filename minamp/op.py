@@ -40,7 +40,7 @@ from minamp.policy import (  # noqa: F401  declarations take them from here
 )
 from minamp.promotion import result_type
 from minamp.record import FREED, Node, grad_mode, observers
-from minamp.tensor import OPS, Tensor
+from minamp.tensor import OPS, Tensor, same_device
 
 
 def op(
@@ -127,6 +127,7 @@ class Op:
             return self(*args, **attrs)
         if grad_mode.enabled and any(isinstance(a, Tensor) and a.requires_grad for a in (*args, out)):
             raise RuntimeError(f"{self.name}: out= can't be recorded: leave it out, or use minamp.no_grad()")
+        same_device(self.name, **{str(i): a for i, a in enumerate(args) if getattr(a, "ndim", 0)}, out=out)
         result = self.plain(*args, **attrs)
         if (result.dtype, result.shape) != (out.dtype, out.shape):
             raise RuntimeError(
@@ -143,7 +144,7 @@ class Op:
         if self.takes_dtype and attrs["dtype"] is not None:
             args = [args[0].to(attrs["dtype"]), *args[1:]]
         first = dtype = None
-        arrays, mask, bit = [], 0, 1  # mask: which arguments want a gradient, as bits
+        arrays, mask, bit, halves = [], 0, 1, False  # mask: which arguments want a gradient, as bits
         home = np.ndarray  # the type of array the first tensor has
         for a in args:
             if isinstance(a, Tensor):
@@ -158,7 +159,13 @@ class Op:
                     return self._run(self._on_one_device(args), attrs)
                 if a._node is not None:
                     mask |= bit
-                arrays.append(array if d is float32 or self.stored or not is_half(d) else m.widen(array))
+                if d is float32 or self.stored or not is_half(d):
+                    arrays.append(array)
+                elif m is cpu:
+                    arrays.append(m.widen(array))
+                else:  # widening is a kernel, and none runs before all arguments have been looked at
+                    arrays.append(array)
+                    halves = True
             else:
                 arrays.append(a)
             bit <<= 1
@@ -167,27 +174,38 @@ class Op:
                 f"{self.name}: needs at least one minamp Tensor, got {[type(a).__name__ for a in args]}: "
                 "wrap data in minamp.tensor(...)"
             )
-        if (
-            dtype is not float32
-            and dtype.kind in "iub"
-            and (self.ints == "float" or any(type(a) is float for a in args))
-        ):
-            dtype = float32
-            arrays = [
-                a.astype(float32) if isinstance(a, home) and a.dtype.kind in "iub" else a for a in arrays
-            ]
+        if home is not np.ndarray and m is not cpu:
+            product = self.stored and self.policy == LOWER_PRECISION
+            m.check(self.name, self._names(args), arrays, product)
         try:
+            if (
+                dtype is not float32
+                and dtype.kind in "iub"
+                and (self.ints == "float" or any(type(a) is float for a in args))
+            ):
+                dtype = float32
+                arrays = [
+                    a.astype(float32) if isinstance(a, home) and a.dtype.kind in "iub" else a for a in arrays
+                ]
+            if halves:
+                arrays = [
+                    m.widen(a) if isinstance(t, Tensor) and is_half(a.dtype) else a
+                    for t, a in zip(args, arrays, strict=True)
+                ]
             y = backends.quietly.run(self.forward, m, *arrays, **attrs)
+            if type(y) is not home:
+                y = backends.array(y)
+            d = y.dtype
+            if d is not dtype and d != dtype and is_floating(d) and not self.is_cast:
+                y = m.cast(y, dtype)
         except (ValueError, IndexError) as error:  # NumPy's words for shapes that don't fit
             named = zip(self._names(args), args, strict=True)
             shapes = ", ".join(f"{p} {a.shape if isinstance(a, Tensor) else a}" for p, a in named)
             kind = IndexError if isinstance(error, IndexError) else RuntimeError
             raise kind(f"{self.name}: shapes don't fit ({shapes}): {error}") from None
-        if type(y) is not home:
-            y = backends.array(y)
-        d = y.dtype
-        if d is not dtype and d != dtype and is_floating(d) and not self.is_cast:
-            y = m.cast(y, dtype)
+        except (MemoryError, RuntimeError) as error:
+            backends.explain(error, self.described(args))
+            raise
         out = Tensor(y)
         if self.view and m.may_share_memory(y, first._data):  # x[[0, 2]] is a copy
             out._version, out._is_view = first._version, True
@@ -249,6 +267,15 @@ class Op:
             if self.variadic
             else self.params[: len(args)]
         )
+
+    def described(self, args):
+        """'matmul (a float16 (2, 3), b float16 (3, 4))': the op and what it was given, for errors."""
+        given = (
+            f"{p} {a.dtype} {a.shape}"
+            for p, a in zip(self._names(args), args, strict=True)
+            if isinstance(a, Tensor)
+        )
+        return f"{self.name} ({', '.join(given)})"
 
     def _role(self, i):
         return "its output" if i < 0 else f"argument {self.params[0 if self.variadic else i]!r}"

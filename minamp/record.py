@@ -135,6 +135,14 @@ class Node:
         return self.order > other.order
 
 
+def described(node):
+    """'backward of matmul (arguments float16 (2, 3), float16 (3, 4))', for errors."""
+    if node.op is None:
+        return f"backward: .grad of a leaf ({node.dtype} {node.leaf.shape})"
+    given = ", ".join(f"{meta[1]} {meta[0]}" for meta in node.metas if meta is not None)
+    return f"backward of {node.op.name} (arguments {given})"
+
+
 FREED = object()
 
 
@@ -153,6 +161,7 @@ def run_backward(roots, gradients, retain_graph=False, create_graph=False, wante
     returned in order (None where the record does not lead) and no .grad is touched.
     """
     pending, heap = {}, []
+    arrived = []  # (leaf, what its .grad is to hold): written at the end, so that a failure on the way changes no .grad
     captured = dict.fromkeys(wanted or ())
 
     def add(a, b):
@@ -176,21 +185,27 @@ def run_backward(roots, gradients, retain_graph=False, create_graph=False, wante
     while heap:
         node = heapq.heappop(heap)
         g, count = pending.pop(node)
-        is_cast = node.op is not None and node.op.is_cast
-        if count > 1 and is_half(node.dtype) and not is_cast and not create_graph:
-            g = backends.of(g).grid(g, node.dtype)
-        for hook in node.hooks or ():
-            g = hook(g)
-        if node in captured:
-            captured[node] = g
-        if node.op is None:
-            if wanted is None:
-                node.leaf._accumulate(g)
-            continue
-        for edge, gx in node.op.pull(node, g, create_graph):
-            give(edge, gx)
+        try:
+            is_cast = node.op is not None and node.op.is_cast
+            if count > 1 and is_half(node.dtype) and not is_cast and not create_graph:
+                g = backends.of(g).grid(g, node.dtype)
+            for hook in node.hooks or ():
+                g = hook(g)
+            if node in captured:
+                captured[node] = g
+            if node.op is None:
+                if wanted is None:
+                    arrived.append((node.leaf, node.leaf._accumulated(g)))
+                continue
+            for edge, gx in node.op.pull(node, g, create_graph):
+                give(edge, gx)
+        except (MemoryError, RuntimeError) as error:
+            backends.explain(error, described(node))
+            raise
         if not (retain_graph or create_graph):
             node.op.free(node)  # frees as it goes
+    for leaf, total in arrived:
+        leaf._keep_gradient(total)
     return [captured[node] for node in wanted or ()]
 
 

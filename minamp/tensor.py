@@ -107,6 +107,7 @@ class Tensor:
                     f"grad of a {self.dtype} tensor of shape {self.shape} can't be {value.dtype} of shape {value.shape}: "
                     "give a gradient of the same dtype and shape"
                 )
+            same_device("grad", tensor=self, gradient=value)
         self._grad = value
 
     dtype = property(lambda self: self._data.dtype, doc="Storage format, a NumPy dtype.")
@@ -254,6 +255,7 @@ class Tensor:
             )
         return self._node
 
+    @backends.guard("backward: the gradient it starts from")
     def _seed(self, gradient, create_graph):
         made_by = "a leaf" if self.is_leaf else f"the output of {self._node.op.name}"
         if gradient is None:
@@ -267,6 +269,7 @@ class Tensor:
             raise RuntimeError(
                 f"gradient has shape {gradient.shape}, but {made_by} has shape {self.shape}: give the same shape"
             )
+        same_device("backward", tensor=self, gradient=gradient)
         gradient = gradient.to(self.dtype)
         return gradient if create_graph else _travelling(gradient._data)
 
@@ -276,15 +279,20 @@ class Tensor:
             return g.to(self.dtype)
         return Tensor(backends.of(g).owned(g, self.dtype))
 
-    def _accumulate(self, g):
-        """Add an arriving gradient into .grad, in this tensor's dtype (the sum itself is float32)."""
+    def _accumulated(self, g):
+        """.grad with an arriving gradient added in float32, in this tensor's dtype: a new Tensor, or the array it is to hold."""
         if self._grad is None:
-            self._grad = self._as_gradient(g)
-        elif isinstance(g, Tensor):  # create_graph: .grad keeps its history
-            self._grad = self._grad + g.to(self.dtype)
+            return self._as_gradient(g)
+        if isinstance(g, Tensor):  # create_graph: .grad keeps its history
+            return self._grad + g.to(self.dtype)
+        m = backends.of(g)
+        return m.cast(m.widen(self._grad._data) + m.widen(g), self.dtype)
+
+    def _keep_gradient(self, total):
+        if isinstance(total, Tensor):
+            self._grad = total
         else:
-            m = backends.of(g)
-            self._grad.data = m.cast(m.widen(self._grad._data) + m.widen(g), self.dtype)
+            self._grad.data = total
 
     def register_hook(self, hook):
         """Call hook(gradient) when this tensor's gradient is known; what it returns (if not None) replaces it.
@@ -304,7 +312,7 @@ class Tensor:
         def keep(g):
             tensor = me()
             if tensor is not None:
-                tensor._accumulate(g)
+                tensor._keep_gradient(tensor._accumulated(g))
             return g
 
         self._add_hook(keep)
@@ -437,12 +445,16 @@ class Tensor:
         return self.new_full(size[0] if isinstance(size[0], tuple | list) else size, 1, dtype, requires_grad)
 
     def __setitem__(self, key, value):
-        key = plain_key(key)
+        key = plain_key(key, self)
         if not isinstance(value, Tensor):
             if isinstance(value, int | float):
                 value = Tensor(backends.of(self._data).full((), value, self.dtype))
             else:
                 value = Tensor(backends.move(np.asarray(value, self.dtype), self.device))
+        if value.ndim:
+            same_device("x[key] = value", x=self, value=value)
+        elif not value.device.same(self.device):  # a number, wherever it lies
+            value = value.to(self.device)
         value = value.to(self.dtype)
         if grad_mode.enabled and (self.requires_grad or value.requires_grad):
             # never autocast, and `key` may hold slices: past index_put's own argument checks
@@ -561,11 +573,25 @@ def to_arguments(args, dtype, device):
     return None if dtype is None else np.dtype(dtype), device
 
 
-def plain_key(key):
-    """An index with every Tensor in it replaced by its array."""
+def plain_key(key, x):
+    """An index of x with every Tensor in it replaced by its array. RuntimeError for one on a GPU that x is not on."""
     if isinstance(key, tuple):
-        return tuple(plain_key(k) for k in key)
-    return key._data if isinstance(key, Tensor) else key
+        return tuple(plain_key(k, x) for k in key)
+    if not isinstance(key, Tensor):
+        return key
+    if type(key._data) is not np.ndarray:  # one on the CPU is moved, as in PyTorch
+        same_device("index", x=x, index=key)
+    return key._data
+
+
+def same_device(name, **tensors):
+    """RuntimeError if the Tensors among `tensors` lie on different devices: asked before anything is computed."""
+    given = {what: t.device for what, t in tensors.items() if isinstance(t, Tensor)}
+    if len(set(given.values())) > 1:
+        found = ", ".join(f"{what} {device}" for what, device in given.items())
+        raise RuntimeError(
+            f"{name}: tensors on different devices ({found}): move them to one with x.to('cuda') or x.cpu()"
+        )
 
 
 def tensor(data, dtype=None, requires_grad=False, device=None):

@@ -10,11 +10,12 @@ that runs inside them, forward and backward, is shown to them (record.observers)
 """
 
 import math
+import tracemalloc
 from dataclasses import dataclass
 
 import numpy as np
 
-from minamp import backends
+from minamp import backends, cuda
 from minamp.formats import cast, float32, float64, format_of, is_floating, neighbours, widen
 from minamp.op import LOWER_PRECISION
 from minamp.record import FREED, observe
@@ -298,13 +299,14 @@ class saved_bytes(observe):
         kept = [
             value for _, value, counter, _, edge in node.saved if counter is not None and not _is_leaf(edge)
         ]
-        kept += [value for value in node.attrs.values() if isinstance(value, np.ndarray)]
+        kept += [
+            value
+            for value in node.attrs.values()
+            if isinstance(value, np.ndarray) or backends.device.holds(value)
+        ]
         for array in kept:
-            owner = array
-            while isinstance(owner.base, np.ndarray):
-                owner = owner.base
             # A reshape starts at the same address and is the same memory; a slice of the data set is not all of it.
-            key, size = array.__array_interface__["data"][0], min(array.nbytes, owner.nbytes)
+            key, size = backends.block(array)
             if key not in self._seen:
                 self._seen[key] = array  # held, so that the address is not given out again meanwhile
                 self.by_op[op.name] = self.by_op.get(op.name, 0) + size
@@ -312,6 +314,34 @@ class saved_bytes(observe):
 
 def _is_leaf(edge):
     return edge is not None and edge.op is None
+
+
+class peak_memory:
+    """Context manager: `bytes`, the most that a block had allocated at once beside what was there when it began.
+
+    device: 'cpu' counts what Python and NumPy allocate (tracemalloc, which slows small ops several times); 'cuda' counts the
+    pool's blocks and waits for the GPU at both ends. One at a time.
+    """
+
+    def __init__(self, device="cpu"):
+        self.device, self.bytes = backends.Device(device), None
+
+    def __enter__(self):
+        if self.device.type == "cpu":
+            tracemalloc.start()
+        else:
+            cuda.synchronize()
+            cuda.reset_peak_memory_stats(self.device)
+            self._before = cuda.memory_allocated(self.device)
+        return self
+
+    def __exit__(self, *_):
+        if self.device.type == "cpu":
+            self.bytes = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        else:
+            cuda.synchronize()
+            self.bytes = cuda.max_memory_allocated(self.device) - self._before
 
 
 # --------------------------------------------------------------------------------------------------------------- gradients

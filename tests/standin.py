@@ -18,11 +18,22 @@ from collections import Counter
 
 import blas
 import doubles
+import faults
 import numpy as np
+import pool
 
 from minamp.backends import device
 
-count = Counter()
+
+class _Count(Counter):
+    def __setitem__(self, key, value):
+        grew = value > self[key]
+        super().__setitem__(key, value)
+        if grew:
+            faults.seen(key)
+
+
+count = _Count()
 REFUSED = "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy array explicitly."
 
 
@@ -76,6 +87,7 @@ class ndarray:
     __hash__ = None
 
     def __init__(self, a):
+        pool.hold(a)
         self._a = a
 
     dtype, shape, ndim, size, strides, itemsize, nbytes = (
@@ -84,7 +96,7 @@ class ndarray:
     )
     flags = property(lambda self: _Flags(self._a.flags))
     T = property(lambda self: ndarray(self._a.T))
-    data = property(lambda self: types.SimpleNamespace(ptr=self._a.ctypes.data))
+    data = property(lambda self: types.SimpleNamespace(ptr=self._a.ctypes.data, mem=pool.block(self._a)))
     device = property(lambda self: types.SimpleNamespace(id=0))
 
     def __array__(self, *args, **kwargs):
@@ -277,8 +289,16 @@ class RawKernel:
         self.double(*(a._a if isinstance(a, ndarray) else a for a in args))
 
 
+class second(ndarray):
+    """An array on a second GPU: for what is to be refused, nothing computes there."""
+
+    __slots__ = ()
+    device = property(lambda self: types.SimpleNamespace(id=1))
+
+
 class Device(contextlib.nullcontext):
     compute_capability = "90"
+    id = 0
 
     def __init__(self, index=0):
         super().__init__()
@@ -286,6 +306,26 @@ class Device(contextlib.nullcontext):
 
     def synchronize(self):
         count["sync"] += 1
+
+
+class Event:
+    """Marks how many kernels were launched before it; a kernel takes a millisecond."""
+
+    done = True
+
+    def __init__(self, block, disable_timing):
+        self.timed = not disable_timing
+
+    def record(self):
+        self.at = count["kernel"]
+
+    def synchronize(self):
+        count["sync"] += 1
+
+
+def get_elapsed_time(start, end):
+    assert start.timed and end.timed
+    return float(end.at - start.at)
 
 
 def _cublas(name):
@@ -299,7 +339,12 @@ def _cublas(name):
 MODULE.cuda = types.SimpleNamespace(
     is_available=lambda: True,
     Device=Device,
-    runtime=types.SimpleNamespace(getDeviceCount=lambda: 1),
+    Event=Event,
+    get_elapsed_time=get_elapsed_time,
+    MemoryHook=pool.MemoryHook,
+    runtime=types.SimpleNamespace(
+        getDeviceCount=lambda: 1, runtimeGetVersion=lambda: 13020, memGetInfo=pool.mem_get_info
+    ),
     device=types.SimpleNamespace(get_cublas_handle=lambda: 1),
     cublas=types.SimpleNamespace(
         gemmEx=_cublas("gemm_ex"),
@@ -307,6 +352,7 @@ MODULE.cuda = types.SimpleNamespace(
         setMathMode=lambda handle, mode: None,
     ),
 )
+MODULE.get_default_memory_pool = lambda: pool
 
 
 @contextlib.contextmanager
@@ -318,4 +364,5 @@ def installed():
     try:
         yield types.SimpleNamespace(count=count, ndarray=ndarray, xp=MODULE)
     finally:
+        faults.clear()
         device.use(before)

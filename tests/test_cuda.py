@@ -37,8 +37,8 @@ def names(module):
 
 
 def test_both_backends_have_the_same_vocabulary():
-    # what only one side exports: round_to is the CPU's quick grid; is_half is an import
-    assert names(cpu) - {"round_to"} == names(cuda) - {"is_half"}
+    # what only one side exports: round_to is the CPU's quick grid; is_half is an import; check is for GPUs alone
+    assert names(cpu) - {"round_to"} == names(cuda) - {"is_half", "check"}
 
 
 def test_nothing_outside_backends_mentions_cupy():
@@ -101,12 +101,21 @@ def test_status_no_device(status):
     )
 
 
-def of_capability(c):
-    return module(is_available=lambda: True, Device=lambda: types.SimpleNamespace(compute_capability=c))
+def of_capability(c, cuda=13020):
+    runtime = types.SimpleNamespace(runtimeGetVersion=lambda: cuda)
+    card = types.SimpleNamespace(compute_capability=c)
+    return module(is_available=lambda: True, Device=lambda: card, runtime=runtime)
 
 
 def test_status_old_card_and_incomplete_toolkit(status):
-    assert "the GPU has compute capability 7.0, CUDA 13 needs 7.5" in status(of_capability("70"))
+    assert status(of_capability("70")) == (
+        "the GPU has compute capability 7.0 (a V100 has 7.0), and CuPy for CUDA 13 needs 7.5 (Turing, T4) or newer: "
+        "put cupy-cuda12x in the place of cupy-cuda13x, or use a newer card"
+    )
+    # the CUDA 12 build takes the V100, and goes on to the libraries
+    assert status(of_capability("70", 12090)).startswith(
+        "there is a CUDA device, but the toolkit is incomplete"
+    )
     text = status(of_capability("90"))
     assert text.startswith(
         "there is a CUDA device, but the toolkit is incomplete (OSError: libnvrtc.so.13: not found)"

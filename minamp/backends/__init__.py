@@ -7,6 +7,7 @@ import numpy as np
 
 from minamp.backends import cpu, device
 from minamp.backends.device import gpu_status
+from minamp.backends.errors import explain, guard
 
 
 def of(array):
@@ -64,6 +65,13 @@ def cast(a, dtype):
     return of(a).cast(a, dtype)
 
 
+def bf16_works():
+    """Whether the current GPU multiplies bfloat16; there must be one."""
+    from minamp.backends import cuda_check
+
+    return cuda_check.bf16_works()
+
+
 def device_type(name):
     """'cpu' or 'cuda' for a device name such as 'cuda:0'; RuntimeError for a name no torch user would know."""
     return _parse(name)[0]
@@ -85,12 +93,23 @@ def move(array, name):
         if index in (None, array.device.id):
             return array
         array = device.to_host(array)
-    return device.to_device(array, index)
+    with guard(f"moving {array.dtype} {array.shape} to {name}"):
+        return device.to_device(array, index)
 
 
 def device_name(array):
     """'cpu', or 'cuda:0' with the number of the GPU the array lies on."""
     return f"cuda:{array.device.id}" if device.holds(array) else "cpu"
+
+
+def block(array):
+    """(address, bytes) of the memory `array` reads: no more than what it lies in, however often broadcast."""
+    if device.holds(array):
+        return array.data.ptr, min(array.nbytes, array.data.mem.size)
+    owner = array
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    return array.__array_interface__["data"][0], min(array.nbytes, owner.nbytes)
 
 
 class Device(str):

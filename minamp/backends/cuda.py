@@ -10,6 +10,7 @@ import numpy as np
 
 from minamp.backends import device, gemm, kernels
 from minamp.backends.cuda_cast import cast, narrow, widen  # noqa: F401  part of the vocabulary
+from minamp.backends.cuda_check import check  # noqa: F401  what is looked at before a kernel runs
 from minamp.backends.cuda_conv import (  # noqa: F401  the convolution room, same vocabulary
     conv2d,
     conv2d_input_grad,

@@ -1,6 +1,7 @@
 """The array module of the GPU: imported here and nowhere else, and only when an array of it or a device 'cuda' turns up."""
 
 import sys
+import time
 
 import numpy as np
 
@@ -59,26 +60,36 @@ def gpu_status():
     try:
         cupy = array_module()
     except Exception as error:  # not only ImportError: a broken installation raises others
-        return f"cupy is not importable ({_line(error)}): {TOOLKIT}"
+        return f"cupy is not importable ({line(error)}): {TOOLKIT}"
     try:
         if not cupy.cuda.is_available():
             return f"cupy is installed, but there is no usable CUDA device{_why(cupy)}: check nvidia-smi and the driver"
-        capability = int(cupy.cuda.Device().compute_capability)
+        card, cuda = capability(), cupy.cuda.runtime.runtimeGetVersion() // 1000
     except Exception as error:
-        return f"CUDA is not usable ({_line(error)}): check nvidia-smi and the driver"
-    if capability < 75:
+        return f"CUDA is not usable ({line(error)}): check nvidia-smi and the driver"
+    if card < 75 and cuda >= 13:
         return (
-            f"the GPU has compute capability {capability / 10}, CUDA 13 needs 7.5 (Turing, T4) or newer: "
-            "use a newer card, or on this one stay on the CPU"
+            f"the GPU has compute capability {card / 10} (a V100 has 7.0), and CuPy for CUDA {cuda} needs 7.5 (Turing, T4) "
+            "or newer: put cupy-cuda12x in the place of cupy-cuda13x, or use a newer card"
         )
     try:
         # compiles one kernel and calls cuBLAS once; these look for their libraries only when they are used
         a = cupy.ones((8, 8), np.float16)
         float((a @ a + a)[0, 0])
     except Exception as error:
-        return f"there is a CUDA device, but the toolkit is incomplete ({_line(error)}): {TOOLKIT}"
+        return f"there is a CUDA device, but the toolkit is incomplete ({line(error)}): {TOOLKIT}"
+    from minamp.backends import memory  # which asks this room
+
+    memory.start()
     _ready.append("ok")
     return "ok"
+
+
+def need(what):
+    """RuntimeError, with the reason, if no GPU can be used."""
+    status = gpu_status()
+    if status != "ok":
+        raise RuntimeError(f"{what} asked for, but {status}. Stay on 'cpu' until then.")
 
 
 def _why(cupy):
@@ -86,12 +97,18 @@ def _why(cupy):
     try:
         cupy.cuda.runtime.getDeviceCount()
     except Exception as error:
-        return f" ({_line(error)})"
+        return f" ({line(error)})"
     return ""
 
 
-def _line(error):
+def line(error):
+    """An error's kind and the first line of its text."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def capability():
+    """The current GPU's compute capability times ten: 75, 80, 90, 120."""
+    return int(xp.cuda.Device().compute_capability)
 
 
 def count():
@@ -109,6 +126,13 @@ def synchronize():
     xp.cuda.Device().synchronize()
 
 
+def clock():
+    """Seconds, read when all that was launched is done: what a measurement starts and ends with."""
+    if in_use():
+        synchronize()
+    return time.perf_counter()
+
+
 def to_host(array):
     """A copy in main memory: waits for the GPU."""
     return array.get()
@@ -116,9 +140,7 @@ def to_host(array):
 
 def to_device(array, index=None):
     """A copy of a NumPy array on the GPU (number `index`, default the current one). RuntimeError where there is none."""
-    status = gpu_status()
-    if status != "ok":
-        raise RuntimeError(f"device 'cuda' asked for, but {status}. Stay on 'cpu' until then.")
+    need("device 'cuda'")
     if array.dtype in (float8_e4m3fn, float8_e5m2):
         raise RuntimeError(
             f"{array.dtype} arrays can't be moved to the GPU: cast them first, e.g. to float16"

@@ -225,12 +225,12 @@ class _BatchNorm(Module):
                 f"{type(self).__name__}: expected {' or '.join(map(str, self.dims))} dimensions, got "
                 f"shape {x.shape}"
             )
-        factor = self.momentum
+        factor, count = self.momentum, None
         if self.training and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
+            count = self.num_batches_tracked + 1
             if factor is None:  # the plain average over all batches
-                factor = 1.0 / self.num_batches_tracked.item()
-        return F.batch_norm(
+                factor = 1.0 / count.item()
+        y = F.batch_norm(
             x,
             self.running_mean,
             self.running_var,
@@ -240,6 +240,9 @@ class _BatchNorm(Module):
             0.0 if factor is None else factor,
             self.eps,
         )
+        if count is not None:
+            self.num_batches_tracked.copy_(count)  # last: a batch that failed is not counted
+        return y
 
     def extra_repr(self):
         return (

@@ -9,7 +9,7 @@ from minamp import backends
 from minamp.formats import format_of, is_floating
 from minamp.op import NOT_LISTED, PROMOTE, composite, op
 from minamp.ops.shape import dim_of
-from minamp.tensor import Tensor, plain_key
+from minamp.tensor import Tensor, plain_key, same_device
 
 # ------------------------------------------------------------------------------------------------------------------ x[key]
 
@@ -19,7 +19,7 @@ class index:
     """x[key] with ints, slices, None, Ellipsis, integer and bool arrays or tensors."""
 
     def call(x, key):
-        return (x,), {"key": plain_key(key)}
+        return (x,), {"key": plain_key(key, x)}
 
     def forward(m, x, *, key):
         return m.index(x, key)
@@ -36,7 +36,7 @@ class index_grad:
     """Zeros of `shape` with g added at `key`; repeated positions add up in float32."""
 
     def call(g, key, shape):
-        return (g,), {"key": plain_key(key), "shape": shape}
+        return (g,), {"key": plain_key(key, g), "shape": shape}
 
     def forward(m, g, *, key, shape):
         return m.index_grad(g, key, shape)
@@ -58,7 +58,7 @@ class index_put:
             raise TypeError(
                 f"index_put: indices must be a tuple of tensors, got {type(indices).__name__}: write (index,)"
             )
-        return (input, values), {"key": plain_key(tuple(indices)), "accumulate": accumulate}
+        return (input, values), {"key": plain_key(tuple(indices), input), "accumulate": accumulate}
 
     def forward(m, x, values, *, key, accumulate):
         return m.index_put(x, key, values, accumulate)
@@ -78,7 +78,7 @@ class index_clear:
     """x with zeros at `key`."""
 
     def call(x, key):
-        return (x,), {"key": plain_key(key)}
+        return (x,), {"key": plain_key(key, x)}
 
     def forward(m, x, *, key):
         return m.index_clear(x, key)
@@ -90,7 +90,7 @@ class index_clear:
 @composite
 def index_select(input, dim, index):
     """The slices of input along `dim` that the integers in `index` (a vector or a number) name."""
-    dim, at = dim_of("index_select", input, dim), _integers("index_select", index)
+    dim, at = dim_of("index_select", input, dim), _integers("index_select", input, index)
     if at.ndim > 1:
         raise IndexError(f"index_select: index has shape {at.shape}: give a vector, or use gather")
     _check_range("index_select", at, dim, input.shape, IndexError)
@@ -100,7 +100,9 @@ def index_select(input, dim, index):
 # ------------------------------------------------------------------------------------------------------ gather and scatter
 
 
-def _integers(name, index):
+def _integers(name, x, index):
+    if isinstance(index, Tensor) and index.device.type != "cpu":  # one on the CPU is moved
+        same_device(name, input=x, index=index)
     at = index._data if isinstance(index, Tensor) else backends.array(index)
     if at.dtype.kind not in "iu":
         raise RuntimeError(f"{name}: index must hold integers, this one is {at.dtype}: use index.long()")
@@ -119,7 +121,7 @@ def _check_range(name, at, dim, shape, error=RuntimeError):
 
 def _places(name, x, dim, index, src=None):
     """The attributes of gather and scatter: dim and the index array, after torch's checks."""
-    dim, at = dim_of(name, x, dim), _integers(name, index)
+    dim, at = dim_of(name, x, dim), _integers(name, x, index)
     if at.ndim != x.ndim:
         raise RuntimeError(f"{name}: index has shape {at.shape}, input {x.shape}: give as many dimensions")
     if any(n > s for i, (n, s) in enumerate(zip(at.shape, x.shape, strict=True)) if i != dim):

@@ -12,7 +12,7 @@ from minamp.ops.elementwise import neg, where
 from minamp.ops.normalize import log_softmax
 from minamp.ops.reduce import mean, sum
 from minamp.ops.shape import reshape
-from minamp.tensor import Tensor
+from minamp.tensor import Tensor, same_device
 
 # --------------------------------------------------------------------------------------------------------------- reductions
 
@@ -331,6 +331,7 @@ class nll_loss:
 
     def call(input, target, weight=None, ignore_index=-100, reduction="mean"):
         _check_reduction("nll_loss", reduction)
+        same_device("nll_loss", input=input, target=target, weight=weight)
         dim = _class_dim("nll_loss", input, target)
         _check_weight("nll_loss", input, weight, dim)
         classes = input.shape[dim]
@@ -381,6 +382,7 @@ def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean
     _check_reduction("cross_entropy", reduction)
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"cross_entropy: label_smoothing must lie in [0, 1], got {label_smoothing}")
+    same_device("cross_entropy", input=input, target=target, weight=weight)
     dim = 0 if input.ndim == 1 else 1
     if input.ndim and input.shape == target.shape and is_floating(target.dtype):
         _check_weight("cross_entropy", input, weight, dim)

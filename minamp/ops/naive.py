@@ -6,7 +6,7 @@ running sum, rounded after each addition, forwards and backwards. What to use in
 
 from minamp.op import NOT_LISTED, op
 from minamp.ops.shape import dim_of
-from minamp.tensor import Tensor
+from minamp.tensor import Tensor, same_device
 
 
 def _stored(m, g, x):
@@ -73,6 +73,7 @@ class naive_half_cross_entropy:
     """
 
     def call(logits, target):
+        same_device("naive_half_cross_entropy", logits=logits, target=target)
         ids = target._data
         if logits.ndim != 2 or ids.shape != logits.shape[:1]:
             raise ValueError(

@@ -8,6 +8,7 @@ import math
 from minamp.formats import float32, float64, format_of, is_floating
 from minamp.op import FP32, FP32_SET_OPT_DTYPE, NOT_LISTED, op
 from minamp.ops.shape import dim_of
+from minamp.tensor import same_device
 
 # ------------------------------------------------------------------------------------------------------------------- softmax
 
@@ -166,6 +167,7 @@ def _channels(name, x, **tensors):
     _floating(name, x)
     if x.ndim < 2:
         raise RuntimeError(f"{name}: input must be (N, C, ...), this one has shape {x.shape}")
+    same_device(name, input=x, **tensors)
     for what, tensor in tensors.items():
         if tensor is not None and tensor.shape != x.shape[1:2]:
             raise RuntimeError(
@@ -266,9 +268,18 @@ class batch_norm:
             centred = x - mean
             var = m.mean(centred * centred, dims, True)
             count = x.size // x.shape[1]
-            _follow(m, running[0], mean, momentum)
-            _follow(m, running[1], var * (count / (count - 1)), momentum)
-            return _affine(m, centred / m.sqrt(var + eps), weight, bias)
+            y = _affine(m, centred / m.sqrt(var + eps), weight, bias)
+            moved = [
+                _followed(m, r, batch, momentum)
+                for r, batch in zip(running, (mean, var * (count / (count - 1))), strict=True)
+            ]
+            for r, values in zip(
+                running, moved, strict=True
+            ):  # the last thing: what fails before changes nothing
+                if r is not None:
+                    r._data[...] = values
+                    r._version[0] += 1
+            return y
         scale = 1.0 / m.sqrt(var + eps)
         return _affine(m, (x - _column(m, mean, x.ndim)) * _column(m, scale, x.ndim), weight, bias)
 
@@ -292,11 +303,8 @@ class batch_norm:
         return m.sum(g, _over_channels(g.ndim))
 
 
-def _follow(m, running, batch, momentum):
-    """running <- (1 - momentum) * running + momentum * batch, in the memory of `running`."""
+def _followed(m, running, batch, momentum):
+    """(1 - momentum) * running + momentum * batch, in the dtype of `running`; None without it."""
     if running is not None:
         old = m.widen(running._data)
-        running._data[...] = m.cast(
-            (1.0 - momentum) * old + momentum * m.reshape(batch, old.shape), running.dtype
-        )
-        running._version[0] += 1
+        return m.cast((1.0 - momentum) * old + momentum * m.reshape(batch, old.shape), running.dtype)
