@@ -99,24 +99,45 @@ class Optimizer:
         if closure is not None:
             with enable_grad():
                 result = closure()
-        for group in self.param_groups:
-            for p in group["params"]:
-                weight = weights.of(p, group, self)
-                g = weight.owner(stepping=True).grad
-                if g is not None:
-                    w = weight.read()
-                    self._update(w, backends.widen(g._data), self.state[p], group)
-                    weight.write(w)
+        with backends.guard(f"{self._name}.step"):
+            # All memory is asked for before the first weight is written: a GPU without enough of it changes nothing.
+            ready = [
+                self._prepare(p, group)
+                for group in self.param_groups
+                for p in group["params"]
+                if weights.of(p, group, self).owner(stepping=True).grad is not None
+            ]
+            for weight, w, g, self._made, group in ready:
+                self._update(w, g, self.state[weight.p], group)
+                weight.write(w)
         return result
+
+    def _prepare(self, p, group):
+        """What updating `p` takes: its weights.py object, value and gradient in float32, and buffers that are not there yet."""
+        weight = weights.of(p, group, self)
+        g = backends.widen(weight.owner(stepping=True).grad._data)
+        w = weight.read()
+        made = {
+            name: Tensor(backends.of(w).zeros_like(w))
+            for name in self._buffer_names(group)
+            if name not in self.state[p]
+        }
+        return weight, w, g if g.flags.c_contiguous else g.copy(), made, group
 
     def _update(self, w, g, state, group):
         raise NotImplementedError(f"{self._name} has no _update(w, g, state, group): define it")
 
-    @staticmethod
-    def _buffer(state, name, like):
+    def _buffer_names(self, group):
+        """The buffers that _update will ask `_buffer` for."""
+        return ()
+
+    _made = {}  # those that step() has made for the weight at hand
+
+    def _buffer(self, state, name, like):
         """The array of the buffer `name`, zeros at first."""
         if name not in state:
-            state[name] = Tensor(backends.of(like).zeros_like(like))
+            made = self._made.get(name)
+            state[name] = Tensor(backends.of(like).zeros_like(like)) if made is None else made
         return state[name]._data
 
     def master_params(self):
@@ -253,6 +274,9 @@ class SGD(Optimizer):
                 f"got momentum={group['momentum']!r}, dampening={group['dampening']!r}"
             )
 
+    def _buffer_names(self, group):
+        return ("momentum_buffer",) if group["momentum"] else ()
+
     def _update(self, w, g, state, group):
         fresh = "momentum_buffer" not in state
         backends.of(w).sgd(
@@ -310,6 +334,9 @@ class Adam(Optimizer):
         for option in ("lr", "eps", "weight_decay"):
             self._require(group, option, group[option] >= 0, "at least 0")
         self._require(group, "betas", all(0 <= beta < 1 for beta in group["betas"]), "two numbers in [0, 1)")
+
+    def _buffer_names(self, group):
+        return ("exp_avg", "exp_avg_sq") + ("max_exp_avg_sq",) * bool(group["amsgrad"])
 
     def _update(self, w, g, state, group):
         state["step"] = state.get("step", 0) + 1

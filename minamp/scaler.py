@@ -125,6 +125,7 @@ class GradScaler:
         record[2] = self._unscale(optimizer, 1.0 / self._value if self._value else float("inf"))
         record[1] = Stage.UNSCALED
 
+    @backends.guard("unscale_")
     @backends.quiet  # the float32 inverse of a vanishing scale is inf
     def _unscale(self, optimizer, inverse, allow_half=False):
         """Multiply every gradient by `inverse`; 1.0 if one was or became non-finite, 0.0 if none, None if there was none."""
@@ -251,21 +252,23 @@ class GradScaler:
 
     def _adjust(self, found_inf):
         # The product is formed in double and rounded once to float32.
-        scale = self._value
+        scale, tracker = self._value, self._growth_tracker
         if found_inf:
-            scale, self._growth_tracker = max(scale * self._backoff_factor, self._min_scale), 0
+            scale, tracker = max(scale * self._backoff_factor, self._min_scale), 0
         else:
-            self._growth_tracker += 1
+            tracker += 1
             # >= and not ==, so that an interval lowered below the count still grows
-            if self._growth_tracker >= self._growth_interval:
+            if tracker >= self._growth_interval:
                 grown = min(scale * self._growth_factor, self._max_scale)
-                scale, self._growth_tracker = (grown if grown <= float(np.finfo(float32).max) else scale), 0
+                scale, tracker = (grown if grown <= float(np.finfo(float32).max) else scale), 0
         self._put(scale, self._scale)
+        self._growth_tracker = tracker
 
     def _like(self, number):
         """A 0-dim float32 Tensor where the scale lies; on a GPU it is filled in there, nothing is copied."""
         return Tensor(backends.of(self._scale._data).full((), number, float32))
 
+    @backends.guard("GradScaler: making the scale")
     def _put(self, number, like):
         """Make `number`, rounded to float32, the scale on the device of `like`."""
         self._scale = Tensor(backends.of(like._data).full((), number, float32))

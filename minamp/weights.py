@@ -44,11 +44,11 @@ class Nearest(Float):
         return widen(self.p._data)
 
     def write(self, w):
-        self.p._data[...] = self._round(w)
+        self._round(w)
         super().write(w)
 
     def _round(self, w):
-        return narrow(w, self.p.dtype)
+        backends.of(w).store(self.p._data, w)
 
 
 class Stochastic(Nearest):
@@ -57,7 +57,7 @@ class Stochastic(Nearest):
     def _round(self, w):
         # drawn on the host, also for a weight on a GPU: slow there, and meant for small lessons
         rounded = stochastic_round(backends.host(w), self.p.dtype, self.optimizer.generator)
-        return backends.move(rounded, self.p.device)
+        self.p._data[...] = backends.move(rounded, self.p.device)
 
 
 class Kahan(Nearest):

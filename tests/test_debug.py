@@ -10,7 +10,7 @@ import test_policy
 
 import minamp
 import minamp.nn.functional as F
-from minamp import autocast, float16, float32, nn, optim
+from minamp import GradScaler, autocast, float16, float32, nn, optim
 from minamp.tensor import Tensor
 
 
@@ -167,6 +167,17 @@ def test_with_debug_a_failing_backward_names_the_forward(gpu):
     assert text.startswith("backward of mul (arguments float32 (2, 3)), argument 0, of the forward at ")
     assert "loss = (x.exp() * 2.0).sum()" in text and "loss.backward()" in text and ILLEGAL in text
     assert x.grad is None
+
+
+def test_with_debug_a_failing_step_is_named(gpu):
+    w = minamp.ones(3, device="cuda", requires_grad=True)
+    optimizer, scaler = optim.SGD([w], lr=0.1), GradScaler()
+    with minamp.debug(sync=True):
+        scaler.scale(w.sum()).backward()
+        scaler.unscale_(optimizer)
+        faults.fail_kernel(0)
+        with pytest.raises(RuntimeError, match="^SGD.step: its kernel failed on the GPU"):
+            scaler.step(optimizer)
 
 
 def test_every_op_is_waited_for(gpu):

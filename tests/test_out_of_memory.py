@@ -158,3 +158,30 @@ def test_a_backward_without_memory_changes_nothing(gpu):
                 faults.clear()
             break
         assert n > 20
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_step_without_memory_changes_nothing(gpu, optimizer):
+    training, undisturbed = Training(optimizer), Training(optimizer)
+    for _ in range(2):  # the first makes the buffers
+        for each in (training, undisturbed):
+            each.optimizer.zero_grad()
+            each.loss().backward()
+        if optimizer == "half alone":  # float16 gradients are not for a scaler
+            undisturbed.optimizer.step()
+            every_failure(training.optimizer.step, training)
+        else:
+            undisturbed.scaler.step(undisturbed.optimizer)
+            undisturbed.scaler.update()
+            every_failure(lambda: training.scaler.unscale_(training.optimizer), training)
+            every_failure(lambda: training.scaler.step(training.optimizer), training)
+            every_failure(training.scaler.update, training)
+    assert training.values() == undisturbed.values()
+
+
+def test_the_step_is_named(gpu):
+    training = Training("adam")
+    training.loss().backward()
+    faults.out_of_memory_at(0)
+    with pytest.raises(minamp.cuda.OutOfMemoryError, match="^Adam.step: out of memory"):
+        training.optimizer.step()

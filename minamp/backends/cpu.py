@@ -99,6 +99,11 @@ def grid(g, dtype):
     return widen(narrow(g, dtype)) if g.dtype == np.float64 else round_to(widen(g), dtype)
 
 
+def store(out, x):
+    """float32 `x` into the memory of the half array `out`, rounded once."""
+    out[...] = narrow(x, out.dtype)
+
+
 def owned(g, dtype):
     """A gradient that may be shared, as an array of its own in `dtype`."""
     out = cast(g, dtype)

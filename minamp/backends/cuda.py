@@ -90,6 +90,11 @@ def grid(g, dtype):
     return narrow(g, dtype)
 
 
+def store(out, x):
+    """float32 `x` into the memory of the half array `out`, rounded once by the copy itself: no array is made for it."""
+    out[...] = x
+
+
 def owned(g, dtype):
     """A gradient that may be shared, as an array of its own in `dtype`."""
     out = cast(g, dtype)
@@ -210,8 +215,8 @@ def unscale(gradients, inverse):
     The flags are read together: the only time a training step waits for the GPU.
     """
     bad = xp.zeros(len(gradients), np.uint32)
-    for i, g in enumerate(gradients):
-        flat = xp.ascontiguousarray(g).reshape(-1)
+    flats = [xp.ascontiguousarray(g).reshape(-1) for g in gradients]  # all memory before the first write
+    for i, (g, flat) in enumerate(zip(gradients, flats, strict=True)):
         kernels.unscale(flat, bad[i : i + 1], inverse)
         if not g.flags.c_contiguous:
             g[...] = flat.reshape(g.shape)
