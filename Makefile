@@ -48,12 +48,13 @@ $(TORCH_VENV)/ready: constraints.txt
 	@touch $@
 
 # OPENBLAS_CORETYPE, where it is set, hides the machine's kernels: unset for this command alone.
-bench: $(BENCH_VENV)/ready  ## measure speed and memory, beside torch where it can be had (ARGS="--quick --json FILE")
+bench: $(BENCH_VENV)/ready  ## measure speed and memory, beside torch where it can be had (ARGS="--quick --page --json FILE")
 	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BENCH_VENV)/bin/python tests/benchmarks/bench.py $(ARGS)
 
 $(BENCH_VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(BENCH_VENV)
-	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@if nvidia-smi -L >/dev/null 2>&1; then extra='[gpu]'; fi; \
+		$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".$$extra"
 	@$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 \
 		|| echo "torch could not be installed: its rows will say so"
 	@touch $@

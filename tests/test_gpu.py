@@ -1,4 +1,17 @@
-"""What only a GPU can show: products, convolutions, kernels and every op against float64, training against the CPU's."""
+"""What only a GPU can show: products, convolutions, kernels and every op against float64, training against the CPU's.
+
+The checks that were left for a GPU, and where each is made (a row of `make bench` is a measurement, the rest are tests):
+
+1. status ok, driver and toolkit        test_status_is_ok (prints the pair), and the line under the table of make bench
+2. GEMM against float64; TFLOP/s        test_gemm_against_float64; rows "matmul n^3" of make bench
+3. CuPy's own batched half product      test_cupys_batches_and_ours; rows "cupy.matmul", "cupy.einsum"
+4. half sums and variance               test_half_sums_keep_their_digits (prints CuPy's own)
+5. weight-gradient GEMM, split sums     test_a_long_sum_neither_overflows_nor_loses_digits
+6. convolution against its bound        test_conv_against_float64 (in chunks); row "conv 64 x 64 x 56 x 56"
+7. subnormals                           test_subnormal_halves_survive, test_float32_subnormals (prints)
+8. launches, CPU and GPU time, graph    rows "autocast step", "as a CUDA graph"
+9. bfloat16 in two and three dims       test_gemm_against_float64, test_batches_against_float64, test_bfloat16_is_as_tried
+"""
 
 import warnings
 
@@ -304,3 +317,79 @@ def test_a_padded_product_against_float64(dtype, monkeypatch):
         gemm.gemm(a_dev, b_dev, out)
         a, b = cast(a, float64), cast(b, float64)
         close(get(out), a @ b, dtype, a.shape[1], np.abs(a) @ np.abs(b))
+
+
+# ------------------------------------------------------------------------------------------------ the card and its manners
+
+
+def test_status_is_ok():
+    runtime = device.xp.cuda.runtime
+    print(
+        f"driver {runtime.driverGetVersion()}, runtime {runtime.runtimeGetVersion()}, sm_{device.capability()}"
+    )
+    assert minamp.cuda.is_available() and minamp.cuda.device_count() >= 1
+
+
+def test_cupys_batches_and_ours():
+    a = put(values((3, 65, 40), float16))
+    b = put(values((3, 40, 17), float16, 1))
+    theirs, ours = device.xp.matmul(a, b), gemm.matmul(a, b, float16)
+    # both sum in float32 and round once; the sums may run in another order
+    np.testing.assert_allclose(get(ours), get(theirs), rtol=2**-10, atol=1e-2)
+
+
+def test_half_sums_keep_their_digits():
+    xp = device.xp
+    for number, dim in ((1.0, None), (0.1, None), (0.1, 0)):
+        x = xp.full((60000, 1), number, float16)
+        print(f"60000 x {number}, dim {dim}: CuPy's sum {float(xp.sum(x, axis=dim).max())}")
+        exact = 60000 * float(np.float16(number))
+        ours = Tensor(x).sum() if dim is None else Tensor(x).sum(dim)
+        assert float(ours.item()) == float(np.float16(exact))
+    wide = put(values(4096, float16, scale=100.0))
+    print(f"variance of 4096 values of the size of 100: CuPy's {float(xp.var(wide))}")
+    exact = np.var(get(wide))
+    assert abs(Tensor(wide).var(correction=0).item() / exact - 1) < 2**-10
+
+
+def test_float32_subnormals():
+    x = put(np.full(8, 2.0**-130, float32))
+    y = (Tensor(x) * 1.0).cpu().tolist()
+    print(f"2^-130 * 1 in float32: {y[0]}")
+    assert y[0] in (0.0, 2.0**-130)  # CuPy compiles with -ftz=true: 0 is expected
+    assert float(device.xp.asarray(x)[0]) == 2.0**-130  # a copy keeps it
+
+
+def test_bfloat16_is_as_tried():
+    if device.capability() >= 80:
+        assert minamp.cuda.is_bf16_supported()
+    if minamp.cuda.is_bf16_supported():  # below 8.0 the libraries may do it all the same
+        ones = minamp.ones(2, 8, 8).bfloat16().cuda()
+        assert (ones @ ones).float().tolist() == [[[8.0] * 8] * 8] * 2
+
+
+def test_memory_is_counted_and_its_end_is_named():
+    minamp.cuda.reset_peak_memory_stats()
+    before = minamp.cuda.memory_allocated()
+    x = Tensor(device.xp.full((1 << 20, 1), 1.0, float32))
+    x + 1.0
+    assert minamp.cuda.memory_allocated() == before + (4 << 20)
+    assert before + (8 << 20) <= minamp.cuda.max_memory_allocated() <= before + (9 << 20)
+    with pytest.raises(
+        minamp.cuda.OutOfMemoryError, match="^add .*out of memory on the GPU: 4398046511104 bytes"
+    ):
+        x + x.T  # 4 TB
+    assert minamp.cuda.memory_allocated() == before + (4 << 20)
+    assert (x + 1.0).sum().item() == 2 << 20
+    assert 0 < minamp.cuda.mem_get_info()[0] < minamp.cuda.mem_get_info()[1]
+
+
+def test_events_and_debug():
+    a = Tensor(device.xp.full((4096, 4096), 1.0, float16))
+    start, end = (minamp.cuda.Event(enable_timing=True) for _ in range(2))
+    a @ a
+    start.record()
+    with minamp.debug(sync=True):
+        a @ a
+    end.record()
+    assert start.elapsed_time(end) > 0 and end.query()

@@ -1,5 +1,6 @@
 """The pages of the course tell the truth about the code."""
 
+import json
 import re
 import runpy
 from pathlib import Path
@@ -15,6 +16,16 @@ def test_the_policy_table_is_that_of_the_registry():
     assert made["PAGE"].read_text(encoding="utf-8") == made["page"](), (
         "run python notebooks/pages/policy_table.py"
     )
+
+
+def test_the_speed_table_is_that_of_its_measurements():
+    made = runpy.run_path(str(PAGES / "speed.py"))
+    text, data = (
+        made["PAGE"].read_text(encoding="utf-8"),
+        json.loads(made["DATA"].read_text(encoding="utf-8")),
+    )
+    assert text == made["page"](text, data), "run python notebooks/pages/speed.py"
+    assert all(r["value"] is not None or r["verdict"] for r in data["rows"])  # unmeasured rows say why
 
 
 def test_every_test_named_on_the_differences_page_exists():

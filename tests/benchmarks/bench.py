@@ -3,20 +3,24 @@
 A shared machine is never quiet, and it slows what runs next to each other by the same factor: so the candidates of a row take
 turns, and of every candidate the fastest of all rounds counts. PyTorch's rows need torch and say so where it is missing.
 
-    python tests/benchmarks/bench.py [--quick] [--json FILE] [--only WORD]
+    python tests/benchmarks/bench.py [--quick] [--json FILE] [--page] [--only WORD]
 """
 
 import argparse
 import json
 import os
 import platform
-import time
-import tracemalloc
-from dataclasses import asdict, dataclass
+import runpy
+import sys
+from dataclasses import asdict
+from pathlib import Path
 
+import gpu
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from row import MISSING, Row, fastest
 
 import minamp
 from minamp import formats, watch
@@ -25,54 +29,6 @@ try:
     import torch
 except ImportError:
     torch = None
-
-MISSING = "torch not installed"
-PAUSE = 0.02  # seconds before a candidate's turn: BLAS and OpenMP threads spin for a while and would slow the next one
-
-
-@dataclass
-class Row:
-    """One line of the table. goal is a number that `value` must not exceed (or, with at_least, not fall short of)."""
-
-    work: str
-    value: float | None  # None: not measured, `detail` says why
-    unit: str = "x"
-    goal: float | None = None
-    at_least: bool = False
-    detail: str = ""
-    why: str = ""  # what stands in the way, printed under the table where the goal is missed
-
-    @property
-    def met(self):
-        if self.value is None or self.goal is None:
-            return None
-        return self.value >= self.goal if self.at_least else self.value <= self.goal
-
-    def verdict(self):
-        if self.met is None:
-            return "-" if self.value is not None else self.detail
-        if self.met:
-            return "met"
-        miss = self.goal / self.value - 1 if self.at_least else self.value / self.goal - 1
-        return f"missed by {miss:.0%}"
-
-
-def fastest(candidates, rounds, calls=3):
-    """Seconds per call of every candidate (name -> function): in turn, `rounds` times, the fastest call of each.
-
-    The first call of a turn is not timed: it brings caches and threads back.
-    """
-    best = dict.fromkeys(candidates, float("inf"))
-    for _ in range(rounds):
-        for name, function in candidates.items():
-            time.sleep(PAUSE)
-            function()
-            for _ in range(calls):
-                start = time.perf_counter()
-                function()
-                best[name] = min(best[name], time.perf_counter() - start)
-    return best
-
 
 # ------------------------------------------------------------------------------------------- training steps, in either library
 
@@ -93,17 +49,18 @@ def cnn(lib):
     )
 
 
-def training_step(lib, model, shape, amp):
+def training_step(lib, model, shape, amp, device="cpu"):
     """A function that makes one step of SGD with momentum on fixed data; the code is the same for both libraries."""
+    model = model.to(device)
     F = lib.nn.functional
     rng = np.random.default_rng(0)
-    x = lib.tensor(rng.standard_normal(shape).astype(np.float32))
-    y = lib.tensor(rng.integers(0, 10, shape[0]))
+    x = lib.tensor(rng.standard_normal(shape).astype(np.float32)).to(device)
+    y = lib.tensor(rng.integers(0, 10, shape[0])).to(device)
     optimizer = lib.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
-    scaler = lib.amp.GradScaler("cpu", enabled=amp)
+    scaler = lib.amp.GradScaler(device, enabled=amp)
 
     def step():
-        with lib.amp.autocast("cpu", dtype=lib.float16, enabled=amp):
+        with lib.amp.autocast(device, dtype=lib.float16, enabled=amp):
             loss = F.cross_entropy(model(x), y)
         optimizer.zero_grad()
         scaler.scale(loss).backward()
@@ -329,16 +286,15 @@ def peak_bytes(depth):
     """Most bytes that one autocast step of an MLP of `depth` layers allocates, beside the weights and buffers it starts from."""
     step = training_step(minamp, mlp(minamp, (128,) * (depth + 1)), (512, 128), True)
     step()
-    tracemalloc.start()
-    step()
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return peak
+    with watch.peak_memory() as peak:
+        step()
+    return peak.bytes
 
 
 # ----------------------------------------------------------------------------------------------------------------------- table
 
 
+PAGES = Path(__file__).parents[2] / "notebooks" / "pages"
 GROUPS = {
     "mlp": mlp_rows,
     "cnn": cnn_rows,
@@ -347,6 +303,7 @@ GROUPS = {
     "casts": cast_rows,
     "memory": memory_rows,
     "growth": growth_rows,
+    "gpu": gpu.rows,
 }
 
 
@@ -358,6 +315,7 @@ def machine():
         "numpy": np.__version__,
         "torch": torch.__version__ if torch else MISSING,
         "OPENBLAS_CORETYPE": os.environ.get("OPENBLAS_CORETYPE", "unset"),
+        **gpu.card(),
     }
 
 
@@ -370,9 +328,9 @@ def show(rows, console):
         measured = "-" if r.value is None else f"{r.value:.2f} {r.unit}"
         goal = "-" if r.goal is None else f"{'>=' if r.at_least else '<='} {r.goal:g}"
         style = {True: "green", False: "red", None: ""}[r.met]
-        table.add_row(
-            r.work, measured, goal, f"[{style}]{r.verdict()}[/]" if style else r.verdict(), r.detail
-        )
+        verdict = escape(r.verdict())
+        detail = "" if r.value is None else escape(r.detail)  # the verdict has it
+        table.add_row(escape(r.work), measured, goal, f"[{style}]{verdict}[/]" if style else verdict, detail)
     console.print(table)
     for why in dict.fromkeys(r.why for r in rows if r.met is False and r.why):
         console.print(why, style="dim")
@@ -385,6 +343,9 @@ def main():
     )
     parser.add_argument("--json", metavar="FILE", help="also write the rows here")
     parser.add_argument("--only", choices=GROUPS, action="append", help="these rows alone; may be repeated")
+    parser.add_argument(
+        "--page", action="store_true", help="also write notebooks/pages/speed.json and speed.md"
+    )
     args = parser.parse_args()
     if torch:
         torch.set_num_threads(os.cpu_count())  # as many as BLAS takes
@@ -392,13 +353,18 @@ def main():
     rows = [row for name in args.only or GROUPS for row in GROUPS[name](args.quick)]
     console = Console()
     show(rows, console)
-    console.print("  ".join(f"{k} {v}" for k, v in machine().items()), style="dim")
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump(
-                {"machine": machine(), "rows": [asdict(r) | {"met": r.met} for r in rows]}, file, indent=1
-            )
+    console.print(escape("  ".join(f"{k} {v}" for k, v in machine().items())), style="dim")
+    for path in [args.json] * bool(args.json) + [PAGES / "speed.json"] * args.page:
+        found = {
+            "quick": args.quick,
+            "machine": machine(),
+            "rows": [asdict(r) | {"met": r.met, "verdict": r.verdict()} for r in rows],
+        }
+        Path(path).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if args.page:
+        runpy.run_path(str(PAGES / "speed.py"), run_name="__main__")
 
 
 if __name__ == "__main__":
+    sys.modules["bench"] = sys.modules["__main__"]  # gpu.py takes its models from here
     main()

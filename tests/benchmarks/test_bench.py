@@ -6,9 +6,23 @@ from pathlib import Path
 
 import pytest
 
+import minamp
+
 spec = importlib.util.spec_from_file_location("bench", Path(__file__).with_name("bench.py"))
 bench = sys.modules["bench"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(bench)
+
+
+def test_without_a_gpu_its_rows_say_why_and_launches_are_counted(monkeypatch):
+    monkeypatch.setattr(minamp, "gpu_status", lambda: "there is no usable CUDA device")
+    rows = list(bench.gpu.rows(quick=True))
+    counted = [r for r in rows if r.value is not None]
+    assert [r.unit for r in counted] == ["launches"] and counted[0].value > 50
+    unmeasured = [r for r in rows if r.value is None]
+    assert {r.verdict() for r in unmeasured} == {"not measured: there is no usable CUDA device"}
+    goals = {r.goal for r in rows}
+    assert {0.95, 0.7, 1.8} <= goals
+    assert bench.gpu.card() == {"GPU": "there is no usable CUDA device"}
 
 
 @pytest.mark.parametrize(
