@@ -64,9 +64,13 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name):
-    """minamp.exp, minamp.matmul, ...: every op under its name."""
+    """minamp.exp, minamp.matmul, ...: every op under its name; and what few scripts need, imported when it is asked for."""
     if name in _OPS:
         return _OPS[name]
+    if name == "verify_amp":
+        from minamp.verify import verify_amp
+
+        return verify_amp
     raise AttributeError(f"module 'minamp' has no attribute {name!r}")
 
 

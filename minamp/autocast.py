@@ -20,6 +20,7 @@ from minamp.tensor import Tensor
 class _State(threading.local):
     def __init__(self):
         self.enabled = False
+        self.allowed = True  # False inside without_autocast
         self.dtype = float16  # what a region without dtype= uses: the enclosing one's, float16 outside
         self.cache_enabled = True
         self.depth = 0
@@ -46,7 +47,7 @@ def is_autocast_cache_enabled():
 
 def set_autocast_enabled(*args):
     """set_autocast_enabled([device_type,] enabled): switch autocast on or off in this thread; regions do this for you."""
-    state.enabled = bool(args[-1])
+    state.enabled = bool(args[-1]) and state.allowed
 
 
 def set_autocast_dtype(*args):
@@ -93,7 +94,7 @@ class autocast:
 
     def __enter__(self):
         self.outer.append((state.enabled, state.dtype, state.cache_enabled))
-        state.enabled = self.enabled
+        state.enabled = self.enabled and state.allowed
         state.dtype = state.dtype if self.dtype is None else self.dtype
         state.cache_enabled = state.cache_enabled if self.cache_enabled is None else bool(self.cache_enabled)
         state.depth += 1
@@ -142,6 +143,22 @@ class autocast:
                 return function(*args, **kwargs)
 
         return wrapped
+
+
+class without_autocast:
+    """Context manager: no region casts anything, neither those opened inside nor the one around it.
+
+    It runs a training step that has its regions inside as if they were not there, to compare the two (verify_amp).
+    """
+
+    def __enter__(self):
+        self.outer = state.enabled, state.allowed
+        state.enabled = state.allowed = False
+        return self
+
+    def __exit__(self, *_):
+        state.enabled, state.allowed = self.outer
+        return False
 
 
 def cast(tensor, dtype):
