@@ -4,14 +4,15 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 TORCH_VENV := .venv-torch
 BENCH_VENV := .venv-bench
+BOOK_VENV := .venv-notebooks
 # One BLAS thread per test worker: two workers on two cores.
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu setup-compile demo test test-gpu conformance bench figures lint clean
+.PHONY: help setup setup-gpu setup-compile demo test test-gpu conformance bench figures notebooks test-notebooks site lint clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 setup: $(VENV)/ready  ## create the environment in .venv
 
@@ -62,10 +63,25 @@ $(BENCH_VENV)/ready: pyproject.toml constraints.txt
 figures: $(VENV)/ready  ## draw every figure of the README again
 	$(RUN) -m minamp.demo --figures figures
 
+notebooks: $(BOOK_VENV)/ready  ## make the course's notebooks from notebooks/src and run them (ARGS=NAME for one)
+	$(BOOK_VENV)/bin/python notebooks/build.py $(ARGS)
+
+test-notebooks: $(BOOK_VENV)/ready  ## run every notebook again and compare
+	$(ONE_THREAD) $(BOOK_VENV)/bin/python -m pytest -q tests/test_notebooks.py $(ARGS)
+
+site: $(BOOK_VENV)/ready  ## the course as a website that needs no network: build/site/index.html
+	$(BOOK_VENV)/bin/python -m sphinx -q -W -b html notebooks build/site
+	@echo "open build/site/index.html"
+
+$(BOOK_VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(BOOK_VENV)
+	$(BOOK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,notebooks,site]'
+	@touch $@
+
 lint: $(VENV)/ready  ## check style and format
-	$(RUN) -m ruff check minamp tests
-	$(RUN) -m ruff format --check minamp tests
+	$(RUN) -m ruff check minamp tests notebooks
+	$(RUN) -m ruff format --check minamp tests notebooks
 
 clean:  ## remove the environment and everything generated outside git
-	rm -rf $(VENV) $(TORCH_VENV) $(BENCH_VENV) build *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(TORCH_VENV) $(BENCH_VENV) $(BOOK_VENV) build *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

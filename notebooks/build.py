@@ -1,0 +1,114 @@
+"""python notebooks/build.py [NAME ...]: make notebooks/NAME.ipynb from notebooks/src/NAME.py, executed, outputs stored.
+
+The sources are what people edit: Python with cells marked `# %%` (jupytext's percent format). A notebook is made from its source
+alone and run in a clean kernel, and what differs from run to run is left out, so that building twice changes nothing.
+The output of a cell tagged `hide-output` is folded away: it answers a question. What a cell tagged `machine` prints depends on
+the machine, as times do, and is compared by no test.
+"""
+
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+TIMEOUT = 60  # seconds a cell may take
+LANGUAGE = {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"}
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+
+
+def sources():
+    """The source files in the order of the course."""
+    return sorted((FOLDER / "src").glob("[0-9]*.py"))
+
+
+def target(source):
+    """Where the notebook of a source lies."""
+    return FOLDER / f"{source.stem}.ipynb"
+
+
+def convert(source):
+    """The notebook of a source, without outputs; a cell's id comes from its text, so it is the same each time."""
+    import jupytext
+
+    notebook, seen = jupytext.read(source), {}
+    for cell in notebook.cells:
+        digest = hashlib.sha256(cell.source.encode()).hexdigest()[:8]
+        seen[digest] = seen.get(digest, 0) + 1
+        cell.id = f"{digest}-{seen[digest]}"
+        if "hide-output" in cell.metadata.get("tags", ()):
+            cell.metadata["jupyter"] = {"outputs_hidden": True}
+    notebook.metadata = {"kernelspec": KERNEL, "language_info": LANGUAGE}
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    return notebook
+
+
+def execute(notebook):
+    """Run the cells of `notebook` in a clean kernel and keep what they put out. RuntimeError for anything on stderr.
+
+    An error in a cell is raised here as nbclient's CellExecutionError.
+    """
+    import matplotlib.font_manager  # noqa: F401  makes its cache here, the first time, and says so here and not in a cell
+    from nbclient import NotebookClient
+
+    # A kernel inherits these: one BLAS thread, and minamp from this repository.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    os.environ["PYTHONPATH"] = str(FOLDER.parent)
+    client = NotebookClient(
+        notebook,
+        timeout=TIMEOUT,
+        kernel_name="python3",
+        record_timing=False,
+        coalesce_streams=True,  # printed lines arrive in pieces, cut by chance
+        resources={"metadata": {"path": str(FOLDER)}},
+    )
+    client.execute()
+    notebook.metadata = {"kernelspec": KERNEL, "language_info": LANGUAGE}  # the kernel has added its version
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.execution_count = None
+            cell.outputs = [_kept(output, cell) for output in cell.outputs]
+    return notebook
+
+
+def _kept(output, cell):
+    if output.output_type == "stream" and output.name == "stderr":
+        raise RuntimeError(
+            f"the cell\n{cell.source}\nwrote to stderr, and no reader should see that:\n{output.text}"
+        )
+    if output.output_type == "execute_result":
+        output.execution_count = None
+    return output
+
+
+def build(source):
+    """Make the notebook of `source`; True if that changed the file."""
+    import nbformat
+
+    path = target(source)
+    before = path.read_text(encoding="utf-8") if path.exists() else None
+    notebook = execute(convert(source))
+    nbformat.validate(notebook)
+    after = nbformat.writes(notebook) + "\n"
+    if after != before:
+        path.write_text(after, encoding="utf-8")
+    return after != before
+
+
+def main(names):
+    known = {source.stem: source for source in sources()}
+    if unknown := set(names) - set(known):
+        print(
+            f"build: no source named {', '.join(sorted(unknown))}; there are {', '.join(known)}",
+            file=sys.stderr,
+        )
+        return 2
+    for name in names or known:
+        print(
+            f"{target(known[name]).relative_to(FOLDER.parent)}: {'written' if build(known[name]) else 'unchanged'}"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
