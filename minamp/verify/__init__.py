@@ -8,19 +8,18 @@ region switched off (autocast.without_autocast), and three things are compared: 
 dtypes in which parameters, gradients and op outputs are.
 """
 
-import time
-
 import numpy as np
 
-from minamp import backends, cuda
+from minamp import backends
 from minamp.autocast import state, without_autocast
+from minamp.backends.device import clock
 from minamp.formats import float32, is_floating, is_half
 from minamp.policy import LOWER_PRECISION
 from minamp.record import observe
 from minamp.tensor import Tensor
 from minamp.verify.report import Pair, Report, Seen
 from minamp.verify.restore import restored
-from minamp.watch import saved_bytes
+from minamp.watch import peak_memory, saved_bytes
 
 
 def verify_amp(step, *, model=None, optimizer=None, scaler=None, rounds=10):
@@ -50,7 +49,7 @@ def verify_amp(step, *, model=None, optimizer=None, scaler=None, rounds=10):
             raise RuntimeError(
                 "verify_amp: step ran no backward() that reached a parameter: give a function that does one whole training step"
             )
-        peak = None if device == "cpu" else _both(_peak_bytes, step)
+        peak = None if device == "cpu" else _both(lambda s: _peak_bytes(s, device), step)
         times = [(_both(_forward_seconds, step), _both(_seconds, step)) for _ in range(rounds)]
         forward, whole = (
             Pair(_median(t.with_amp for t in kind), _median(t.without_amp for t in kind))
@@ -133,20 +132,14 @@ def _count(table, dtype, name):
     row[name] = row.get(name, 0) + 1
 
 
-def _now():
-    """The clock, read when the GPU has done all it was given: launches return before the work is done."""
-    cuda.synchronize()
-    return time.perf_counter()
-
-
 def _median(values):
     return float(np.median([*values]))
 
 
 def _seconds(step):
-    start = _now()
+    start = clock()
     step()
-    return _now() - start
+    return clock() - start
 
 
 def _forward_seconds(step):
@@ -154,27 +147,22 @@ def _forward_seconds(step):
 
     A step of several forwards and backwards (gradient accumulation) counts with its first forward.
     """
-    marks = [_now()]
+    marks = [clock()]
 
     def see(phase, *_):
         if phase == "backward" and len(marks) == 1:
-            marks.append(_now())
+            marks.append(clock())
 
     with observe(see):
         step()
     return marks[1] - marks[0]
 
 
-def _peak_bytes(step):
-    """The most GPU memory that arrays take after any op of the step; the scratch memory inside an op is not seen."""
-    most = [0]
-
-    def see(*_):
-        most[0] = max(most[0], cuda.memory_allocated())
-
-    with observe(see):
+def _peak_bytes(step, device):
+    """The most GPU memory that the step takes beyond what was in use before it."""
+    with peak_memory(device) as peak:
         step()
-    return most[0]
+    return peak.bytes
 
 
 def _overhead(device, count=100):
