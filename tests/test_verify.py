@@ -86,8 +86,9 @@ def test_memory_of_all_there_is():
     values = sum(p.numel() for p in loop.model.parameters())
     assert report.fixed_bytes == 4 * 4 * values  # weights, gradients and Adam's two moments
     assert report.all_bytes.without_amp == report.fixed_bytes + report.saved_bytes.without_amp
-    assert "No gain here, because parameters dominate the memory: they, their gradients" in report.verdict
-    assert "the CPU emulates half arithmetic" in report.verdict
+    slow = replace(report, step_time=SLOW).verdict  # whatever this machine's clock said
+    assert "No gain here, because parameters dominate the memory: they, their gradients" in slow
+    assert "the CPU emulates half arithmetic" in slow
 
 
 def test_dtypes():
