@@ -9,7 +9,7 @@ BOOK_VENV := .venv-notebooks
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu setup-compile demo test test-gpu conformance bench figures notebooks test-notebooks site lint clean
+.PHONY: help setup setup-gpu setup-compile demo detector test test-gpu conformance bench figures notebooks test-notebooks site lint clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -32,6 +32,9 @@ setup-compile: $(VENV)/ready  ## add the CUDA compiler, so that make test compil
 
 demo: $(VENV)/ready  ## three networks collapse in half precision and are cured (ARGS=--quick for 15 s)
 	$(RUN) -m minamp.demo $(ARGS)
+
+detector: $(VENV)/ready  ## a detector trained in twelve ways, 25 minutes (ARGS=--quick for a minute)
+	$(RUN) -m minamp.demo detector $(ARGS)
 
 test: $(VENV)/ready  ## run the tests
 	$(ONE_THREAD) $(RUN) -m pytest -q -n 2 $(ARGS)
@@ -60,8 +63,9 @@ $(BENCH_VENV)/ready: pyproject.toml constraints.txt
 		|| echo "torch could not be installed: its rows will say so"
 	@touch $@
 
-figures: $(VENV)/ready  ## draw every figure of the README again
+figures: $(VENV)/ready  ## draw every figure of the README again (half an hour)
 	$(RUN) -m minamp.demo --figures figures
+	$(RUN) -m minamp.demo detector --figures figures
 
 notebooks: $(BOOK_VENV)/ready  ## make the course's notebooks from notebooks/src and run them (ARGS=NAME for one)
 	$(BOOK_VENV)/bin/python notebooks/build.py $(ARGS)

@@ -26,22 +26,26 @@ class Stage:
     runs: dict = field(default_factory=dict)  # act -> [Run]
     claims: list = field(default_factory=list)  # (act, sentence, whether it was measured to be so)
 
-    def train(self, act):
+    def progress(self):
+        """A rich Progress: a bar and a count of steps for every run; nothing where there is no terminal."""
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-        steps = (QUICK if self.quick else STEPS)[act]
         columns = (
             TextColumn("  {task.description:<22}"),
             BarColumn(),
             TextColumn("step {task.completed}/{task.total}"),
         )
-        with Progress(
+        return Progress(
             *columns,
             TimeElapsedColumn(),
             console=self.console,
             transient=True,
             disable=not self.console.is_terminal,
-        ) as bar:
+        )
+
+    def train(self, act):
+        steps = (QUICK if self.quick else STEPS)[act]
+        with self.progress() as bar:
             tasks = [bar.add_task(arm.name, total=steps) for arm in ARMS[act]]
             self.runs[act] = [
                 train(arm, self.data, steps, self.seed, self.device, lambda task=task: bar.advance(task))

@@ -141,3 +141,74 @@ def scale_trace(figure, run, interval):
         f"The dynamic loss scale: doubled after {interval} good steps, halved on overflow", loc="left"
     )
     axes.legend(loc="upper right", ncols=2)
+
+
+def detector(figure, runs, scene):
+    """The losses, the grades of all variants, and what float16 found in a scene (of Scenes) twice as large as in training."""
+    grid = figure.add_gridspec(2, 2, width_ratios=(3, 2))
+    _detector_losses(figure.add_subplot(grid[0, :]), {run.name: run for run in runs})
+    _detector_grades(figure.add_subplot(grid[1, 0]), runs)
+    _detector_scene(figure.add_subplot(grid[1, 1]), next(r for r in runs if r.name == "float16"), scene)
+
+
+def _detector_losses(axes, runs):
+    """The loss, as a mean over 20 steps; a NaN leaves a gap, and a cross marks where the first one was."""
+    for name, color, style in (
+        ("float32", GREY, "-"),
+        ("float16", BLUE, "-"),
+        ("clip_before_unscale", GREEN, "--"),
+        ("softmax_half", RED, "-"),
+    ):
+        losses = np.array(runs[name].losses)
+        wide = max(1, min(20, len(losses) // 10))
+        smooth = np.convolve(losses, np.full(wide, 1 / wide), "valid")
+        axes.plot(np.arange(wide, len(losses) + 1), smooth, color=color, ls=style, lw=2, label=name)
+    broken = runs["softmax_half"]
+    if broken.nan_step:
+        at = np.flatnonzero(~np.isfinite(broken.losses)) + 1
+        axes.plot(
+            at,
+            np.zeros(len(at)),
+            "x",
+            color=RED,
+            ms=8,
+            clip_on=False,
+            label=f"softmax_half: NaN, {len(at)} times",
+        )
+    axes.set(xlabel="training step", ylabel="loss", xlim=(0, len(runs["float32"].losses)), ylim=(0, None))
+    axes.set_title("The detector whose loss turned NaN", loc="left")
+    axes.legend(loc="center right", bbox_to_anchor=(1, 0.6))
+
+
+def _detector_grades(axes, runs):
+    at = np.arange(len(runs))
+    grades = np.array([run.mean_ap or 0.0 for run in runs])
+    hurt = [run.mean_ap is None or run.nan_step is not None or run.mean_ap < grades.max() / 2 for run in runs]
+    axes.barh(at, grades, 0.7, color=[RED if bad else BLUE for bad in hurt])
+    for y, run, grade in zip(at, runs, grades, strict=True):
+        text = f"{grade:.3f}" + (f", NaN at step {run.nan_step}" if run.nan_step else "")
+        if run.mean_ap is None:
+            text = f"NaN at step {run.nan_step}" if run.broken else run.error.split(":")[0]
+        inside = grade > 0.6
+        axes.text(
+            grade - 0.02 if inside else grade + 0.02,
+            y,
+            text,
+            va="center",
+            ha="right" if inside else "left",
+            color="white" if inside else RED,
+        )
+    axes.set_yticks(at, [run.name for run in runs])
+    axes.invert_yaxis()
+    axes.set(xlabel="mAP@0.5 on test scenes", xlim=(0, 1))
+
+
+def _detector_scene(axes, run, scene):
+    """The scene's image with the detections of a score above 0.5."""
+    axes.imshow(-scene.images[0, 0], cmap="gray")  # ink is dark
+    for x1, y1, x2, y2, score, label in run.example:
+        if score > 0.5:
+            axes.plot([x1, x2, x2, x1, x1], [y1, y1, y2, y2, y1], color=BLUE, lw=2)
+            axes.text(x1, y1 - 1, f"{label:.0f}", color=BLUE, weight="bold")
+    axes.set(xlabel="pixels", xlim=(0, scene.images.shape[3]), ylim=(scene.images.shape[2], -8))
+    axes.set_title(f"{run.name} finds, in 128x128", loc="left")
