@@ -67,6 +67,10 @@ def __getattr__(name):
     """minamp.exp, minamp.matmul, ...: every op under its name; and what few scripts need, imported when it is asked for."""
     if name in _OPS:
         return _OPS[name]
+    if name == "doctor":
+        from minamp.clinic import doctor
+
+        return doctor
     if name == "verify_amp":
         from minamp.verify import verify_amp
 

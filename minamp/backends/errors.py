@@ -11,7 +11,7 @@ import numpy as np
 from minamp.backends import device
 
 # whose frames are nobody's own code: ours, and NumPy's decorators between them
-_NOT_USERS = tuple(
+NOT_USERS = tuple(
     os.path.dirname(f) + os.sep for f in (os.path.dirname(os.path.abspath(__file__)), np.__file__)
 )
 # By name: looking at the classes would load their libraries, which may be what is missing.
@@ -104,9 +104,12 @@ def wait(what):
 def user_line():
     """'file:line in function: code' of the innermost frame outside minamp."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_NOT_USERS):
+    while frame is not None and frame.f_code.co_filename.startswith(NOT_USERS):
         frame = frame.f_back
-    if frame is None:
-        return "no user code on the stack"
-    name, line = frame.f_code.co_filename, frame.f_lineno
+    return "no user code on the stack" if frame is None else place(frame, frame.f_lineno)
+
+
+def place(frame, line):
+    """A line of a frame's code as 'file:line in function: code'."""
+    name = frame.f_code.co_filename
     return f"{name}:{line} in {frame.f_code.co_name}: {linecache.getline(name, line).strip()}"

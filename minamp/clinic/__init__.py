@@ -1,0 +1,81 @@
+"""doctor: what is wrong with a mixed-precision training step, in words.
+
+Data flows one way: restore.py keeps the state safe, instruments.py record what the step does as plain facts (trace.py), the
+rules (rules/) turn facts into findings, report.py says them. advice.py looks at one step in float32.
+"""
+
+from minamp.clinic import advice, rules
+from minamp.clinic.advice import Reference, autocast_off
+from minamp.clinic.instruments import Calls, Ops, error_of
+from minamp.clinic.patient import Patient
+from minamp.clinic.report import Advice, Finding, Report
+from minamp.clinic.restore import Snapshot
+from minamp.clinic.trace import Trace
+from minamp.record import observe
+
+STEPS = 3  # as many show what one step leaves to the next: stale gradients, a missing update, a falling scale
+
+
+def doctor(step, model=None, optimizer=None, scaler=None):
+    """Examine a training step: run it a few times under observation, undo everything, and report what is wrong.
+
+    step: a callable without arguments that does one training step of your loop. model: its Module, or a list of them.
+    optimizer: its Optimizer, or a list of them. scaler: its GradScaler or None. Returns a Report: a list of Findings, the
+    cause before its consequences, empty for a healthy step; print it, or take report.to_json(). report.advice says what one
+    step in float32 tells about scale and formats.
+
+    The step runs four times at most. Model, optimizer, scaler, gradients, random generators and all that the step reaches
+    through its closure, its object and its globals are put back, also when it raises. What can't be put back: iterators (a
+    data loader is four batches further), files, prints. An error that the doctor knows becomes a finding, any other is
+    raised again. TypeError for an argument of the wrong kind.
+    """
+    patient = Patient(step, model, optimizer, scaler)
+    before = Snapshot(step=step, model=model, optimizer=optimizer, scaler=scaler)
+    trace = Trace(
+        parameters=patient.describe(), scaler_given=patient.scaled, batch_norms=patient.batch_norms()
+    )
+    try:
+        _observe(step, trace, patient)
+        trace.half_state = patient.half_state(before)
+        before.restore()
+        _in_float32(step, trace, patient)
+    finally:
+        before.restore()
+    findings = rules.judge(trace)
+    if trace.error is not None and not rules.explained(trace.error, findings):
+        raise trace.error.exception
+    error = None if trace.error is None else f"{trace.error.kind}: {trace.error.text}"
+    return Report(findings, advice.advice(trace), trace.steps, error)
+
+
+def _observe(step, trace, patient):
+    """Run the step STEPS times, or until it raises; the exception becomes a fact."""
+    calls = Calls(trace, patient)
+    with Ops(calls) as ops, calls:
+        for calls.step in range(STEPS):
+            trace.steps += 1
+            ops.made.clear()
+            ops.ranges = (
+                calls.step < STEPS - 1
+            )  # what a forward makes shows in two steps; the last is for the order
+            try:
+                step()
+            except Exception as error:
+                trace.error = error_of(error)
+                return
+            trace.lost_by_hand = calls.by_hand()
+
+
+def _in_float32(step, trace, patient):
+    """Run the step once with autocast off. It may fail there: then the advice says so."""
+    aside = Trace()
+    calls = Calls(aside, patient)
+    ops = Ops(calls, ranges=False)
+    trace.reference = Reference(patient.names, lambda: rules.scale_of_last_backward(aside))
+    trace.steps += 1
+    with autocast_off(), trace.reference, ops, observe(trace.reference.tick), calls:
+        try:
+            step()
+            trace.reference.complete = True
+        except Exception:
+            return

@@ -1,0 +1,178 @@
+"""The float32 run: one step with autocast off shows the true gradients and where the time goes. From it comes the advice."""
+
+import math
+import time
+from collections import defaultdict
+
+import numpy as np
+
+from minamp import backends
+from minamp.autocast import autocast
+from minamp.autocast import state as autocast_state
+from minamp.clinic.report import Advice
+from minamp.clinic.trace import largest
+from minamp.formats import float16, format_of, is_half
+from minamp.policy import LOWER_PRECISION
+from minamp.record import observe
+
+LOW, HIGH = -150, 129  # exponents of float32, subnormals included
+FLUSH = -25  # magnitudes below 2^-25 become 0 in float16; 2^-25 itself too, a tie to even
+CEILING = format_of(float16).max
+ROOM = 2.0  # gradients of other batches are larger: keep a factor of 2 below the ceiling
+SAMPLE = 2**16
+USUAL_SCALE = 2.0**16
+USUAL_SHARE = 0.01  # of the non-zero gradients may be flushed without anybody noticing
+
+
+class autocast_off:
+    """Context manager: every autocast region that is entered inside stays switched off."""
+
+    def __enter__(self):
+        self.enter = autocast.__enter__
+        enter = self.enter
+
+        def entered(region):
+            enter(region)
+            autocast_state.enabled = False
+            return region
+
+        autocast.__enter__ = entered
+        return self
+
+    def __exit__(self, *_):
+        autocast.__enter__ = self.enter
+
+
+class Reference(observe):
+    """Context manager: the gradients and times of the ops that run inside.
+
+    Exponents are counted without the loss scale, which `scale` (a function) tells during backward.
+    """
+
+    def __init__(self, names, scale):
+        super().__init__(self._see)
+        self.names, self.scale = names, scale
+        self.activations = np.zeros(HIGH - LOW, np.int64)
+        self.weights = {}  # parameter name -> counts by exponent
+        self.top = {"activations": 0.0, "weights": 0.0}  # largest magnitudes, inf or nan if there is one
+        self.half = False  # whether some gradients were half all the same
+        self.seconds = defaultdict(float)  # {'products', 'other'} -> seconds
+        self.complete = False  # the step ran to its end
+        self._since = time.thread_time()
+
+    def _see(self, phase, op, inputs, output):
+        kind = "products" if getattr(op, "policy", None) == LOWER_PRECISION else "other"
+        self.seconds[kind] += time.thread_time() - self._since
+        if phase == "backward":
+            self._gradient(op, inputs, output)
+
+    def tick(self, *_):
+        """The last observer of an op: its time ends here, so that observing does not count."""
+        self._since = time.thread_time()
+
+    def _gradient(self, op, inputs, output):
+        _, node, i = inputs
+        edge = node.edges[i]
+        array = getattr(output, "_data", output)
+        if not hasattr(array, "dtype") or edge is None:
+            return
+        name = self.names.get(id(edge.leaf)) if edge.op is None else None
+        if name is None and (op.is_cast or edge.op is None or math.prod(node.metas[i][0]) == 1):
+            return  # inputs; the loss, which is float32; a cast passes on what was counted already
+        self.half = self.half or is_half(node.metas[i][1])
+        group, scale = "weights" if name else "activations", self.scale()
+        top = largest(array) / scale
+        self.top[group] = top if math.isnan(top) else max(self.top[group], top)
+        counts = _exponents(array, -math.log2(scale))
+        if name:
+            self.weights[name] = self.weights.get(name, 0) + counts
+        else:
+            self.activations += counts
+
+    @property
+    def largest(self):
+        return max(self.top.values(), key=lambda v: math.inf if math.isnan(v) else v)
+
+    @property
+    def ceiling(self):
+        """The largest power of two that keeps the largest gradient below float16's limit, with room; 0.0 if none does."""
+        top = self.largest
+        return 2.0 ** math.floor(math.log2(CEILING / ROOM / top)) if 0 < top < math.inf else 0.0
+
+    def flushed(self, scale, name=None):
+        """The share of the non-zero gradients (of all, or of one parameter) that float16 flushes to 0 at this scale."""
+        counts = self.weights[name] if name else self.activations + sum(self.weights.values())
+        total = counts.sum()
+        below = FLUSH - math.log2(scale) - LOW
+        return float(counts[: max(math.ceil(below), 0)].sum() / total) if total else 0.0
+
+    def rescue(self):
+        """A scale to start from: PyTorch's 2^16, more if that flushes more than USUAL_SHARE, never above the ceiling."""
+        scale = min(USUAL_SCALE, self.ceiling)
+        while scale < self.ceiling and self.flushed(scale) > USUAL_SHARE:
+            scale *= 2.0
+        return scale
+
+
+def _exponents(array, shift):
+    """How many values have which power of two, counted from LOW; zeros and non-finite values are left out.
+
+    Of a large array about SAMPLE values are looked at, evenly spread, and count for all: a share is right to 1 per cent.
+    """
+    x = backends.host(array).ravel()
+    every = x.size // SAMPLE | 1  # odd, so that it does not fall in step with the dimensions
+    x = backends.widen(x[::every])
+    x = x[np.isfinite(x) & (x != 0)]
+    e = np.clip(np.frexp(x)[1] - 1 + round(shift), LOW, HIGH - 1)
+    return every * np.bincount(e - LOW, minlength=HIGH - LOW)
+
+
+def advice(trace):
+    """Advice from the trace's float32 run: is float16 worth it here, which init_scale, would bfloat16 do."""
+    run = trace.reference
+    if run is None or not run.complete or not run.weights:
+        return Advice(
+            "The step did not run through with autocast switched off, so there are no float32 gradients to judge by."
+        )
+    count = sum(math.prod(p.shape) for p in trace.parameters.values())
+    busy = sum(run.seconds.values())
+    share = run.seconds["products"] / busy if busy else 0.0
+    numbers = {"parameters": count, "share_of_time_in_products": round(share, 3)}
+    lines = [
+        f"{share:.0%} of a float32 step's time goes into matmuls and convolutions, so hardware that does those in half can "
+        f"make the step at most {1 / max(1 - share, 1e-3):.1f} times as fast. On a CPU half is emulated: it costs time here "
+        f"and halves the memory of activations. The model has {count} parameters, {4 * count} bytes in float32."
+    ]
+    lines += _about_scale(run, numbers)
+    return Advice("\n".join(lines), numbers)
+
+
+def _about_scale(run, numbers):
+    top = run.largest
+    numbers["largest_gradient"] = top
+    if not math.isfinite(top):
+        return [
+            "The float32 gradients are not finite: neither a scale nor bfloat16 helps, look at the forward."
+        ]
+    if top == 0:
+        return ["All gradients are 0: there is nothing to scale."]
+    if run.half:
+        return ["Some gradients are half even with autocast off, so what they lost can't be told."]
+    scale, ceiling = run.rescue(), run.ceiling
+    plain, scaled = run.flushed(1.0), run.flushed(scale)
+    numbers.update(flushed_unscaled=plain, init_scale=scale, flushed_at_init_scale=scaled, ceiling=ceiling)
+    lines = [
+        f"In float16 {plain:.1%} of the non-zero gradients are 0 without scaling and {scaled:.1%} at a scale of "
+        f"2^{math.log2(scale):.0f}; the largest gradient, {top:.3g}, allows 2^{math.log2(ceiling):.0f}. "
+        f"GradScaler(init_scale=2.0**{math.log2(scale):.0f}) starts without a skipped step."
+    ]
+    numbers["bfloat16_would_do"] = scaled > USUAL_SHARE or ceiling < 1
+    if numbers["bfloat16_would_do"]:
+        lines.append(
+            "No scale fits float16's range to these gradients: use autocast(dtype=minamp.bfloat16), which needs none."
+        )
+    else:
+        lines.append(
+            "bfloat16 needs no scale either way, for two to three decimal digits instead of three to four."
+        )
+    return lines

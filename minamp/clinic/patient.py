@@ -1,0 +1,120 @@
+"""Patient: what was handed to the doctor, checked, and its parameters under names."""
+
+import numpy as np
+
+from minamp import backends
+from minamp.clinic.trace import Parameter
+from minamp.formats import is_half
+from minamp.nn.module import Module
+from minamp.tensor import Tensor
+
+FLOAT_COMPANIONS = {"compensation"}  # half on purpose: what Kahan summation keeps beside a half weight
+
+
+class Patient:
+    """step, models, optimizers and scaler. TypeError, naming the argument, for what they can't be."""
+
+    def __init__(self, step, model, optimizer, scaler):
+        if not callable(step):
+            raise TypeError(
+                f"doctor: step must be callable without arguments, got {type(step).__name__}: "
+                "put one training step into a function and give that"
+            )
+        self.models, self.optimizers, self.scaler = _listed(model), _listed(optimizer), scaler
+        for m in self.models:
+            if not isinstance(m, Module):
+                raise TypeError(
+                    f"doctor: model must be a Module or a list of Modules, got {type(m).__name__}: give model=model"
+                )
+        for o in self.optimizers:
+            if not callable(getattr(o, "step", None)):
+                raise TypeError(
+                    f"doctor: optimizer must be an Optimizer or a list of them, got {type(o).__name__}: "
+                    "give optimizer=optimizer"
+                )
+        if scaler is not None and not callable(getattr(scaler, "scale", None)):
+            raise TypeError(
+                f"doctor: scaler must be a GradScaler or None, got {type(scaler).__name__}: give scaler=scaler"
+            )
+        self.parameters = {}  # name -> tensor
+        for i, m in enumerate(self.models):
+            for name, p in m.named_parameters():
+                self.parameters[name if len(self.models) == 1 else f"model[{i}].{name}"] = p
+        self.names = {id(p): name for name, p in self.parameters.items()}
+        for i, p in enumerate(p for o in self.optimizers for g in _groups(o) for p in g["params"]):
+            if id(p) not in self.names:
+                self.names[id(p)] = f"parameter {i}"
+                self.parameters[f"parameter {i}"] = p
+
+        self.rounding = {  # id of a parameter -> (id of its optimizer, how that brings an update back into a half weight)
+            id(p): (id(o), "master" if g.get("master_weights") else g.get("write_back", "nearest"))
+            for o in self.optimizers
+            for g in _groups(o)
+            for p in g["params"]
+        }
+
+    @property
+    def scaled(self):
+        return self.scaler is not None and self.scaler.is_enabled()
+
+    def describe(self):
+        """name -> Parameter."""
+        found = {}
+        for name, p in self.parameters.items():
+            if p.requires_grad:
+                optimizer, rule = self.rounding.get(id(p), (None, "nearest"))
+                found[name] = Parameter(name, p.dtype, p.shape, optimizer, master=rule == "master")
+        return found
+
+    def half_weights(self, optimizer=None):
+        """name -> (tensor, its array, where its gradient is not 0, its version) of the half weights rounded to nearest.
+
+        optimizer: its id, None for the weights that no optimizer holds.
+        """
+        found = {}
+        for name, p in self.parameters.items():
+            rule = self.rounding.get(id(p), (None, "nearest"))
+            if rule == (optimizer, "nearest") and is_half(p.dtype) and p.grad is not None:
+                moving = backends.host(p.grad._data) != 0
+                found[name] = (p, backends.host(p._data).copy(), moving, p._version[0])
+        return found
+
+    def batch_norms(self):
+        """(name, number of bad values) of the running statistics that hold inf or nan."""
+        found = []
+        for model in self.models:
+            for path, module in model.named_modules():
+                for name in ("running_mean", "running_var"):
+                    buffer = getattr(module, name, None)
+                    if isinstance(buffer, Tensor):
+                        bad = int((~np.isfinite(backends.widen(backends.host(buffer._data)))).sum())
+                        if bad:
+                            found.append((f"{path}.{name}" if path else name, bad))
+        return found
+
+    def half_state(self, before):
+        """(where, dtype) of second moments in half: what changed, has a parameter's shape and no negative value."""
+        shapes = {p.shape for p in self.parameters.values()}
+        mine = {id(p._data) for p in self.parameters.values()}
+        mine |= {id(b._data) for m in self.models for b in m.buffers()}
+        found = []
+        for o in self.optimizers:
+            for p, buffers in getattr(o, "state", {}).items():
+                for name, value in buffers.items() if isinstance(buffers, dict) else ():
+                    if isinstance(value, Tensor) and name not in FLOAT_COMPANIONS:
+                        found.append((f"{name} of {self.names.get(id(p), 'a parameter')}", value._data))
+        if any(is_half(p.dtype) for p in self.parameters.values()):  # the walk costs a copy of everything
+            found += [(path, a) for path, a in before.changed() if id(a) not in mine and ".grad" not in path]
+        return [
+            (path, a.dtype)
+            for path, a in found
+            if is_half(a.dtype) and a.shape in shapes and (backends.host(a) >= 0).all() and (a != 0).any()
+        ]
+
+
+def _listed(x):
+    return [] if x is None else list(x) if isinstance(x, list | tuple) else [x]
+
+
+def _groups(optimizer):
+    return getattr(optimizer, "param_groups", ())

@@ -1,0 +1,216 @@
+"""Snapshot: the state of everything that a training step can reach, and the way back to it.
+
+A step is a callable, and what it changes hangs on it: its closure, the globals it names, the object it is a method of, and
+from there lists, dicts, modules, optimizers, scalers, tensors, arrays, random generators. The walk takes each once and
+remembers what it holds; `restore` puts that back into the same objects, so whoever holds one of them sees the old state.
+Beyond its reach: iterators and generators (a data loader goes on where it stands), files, and threads.
+"""
+
+import collections
+import functools
+import random
+import sys
+import types
+
+import numpy as np
+
+from minamp import backends
+from minamp.anomaly import set_detect_anomaly
+from minamp.autocast import state as autocast_state
+from minamp.create import generator
+from minamp.record import grad_mode, observers
+from minamp.tensor import Tensor
+
+_ATOMS = (int, float, complex, str, bytes, type, np.generic, np.dtype, types.ModuleType, type(None))
+_FOREIGN = {
+    "numpy",
+    "ml_dtypes",
+} | sys.stdlib_module_names  # their insides are nobody's training state
+
+
+class Snapshot:
+    """What `roots` and everything reachable from them hold now. `restore()` may be called any number of times."""
+
+    def __init__(self, **roots):
+        self.arrays = []  # (path, array, a copy of it)
+        self._roots, self._undo, self._seen = roots, [], {}
+        self._globals()
+        pending = list(roots.items())
+        while pending:
+            path, x = pending.pop()
+            if isinstance(x, _ATOMS) or id(x) in self._seen:
+                continue
+            self._seen[id(x)] = x  # held, so that no id is given out twice
+            pending.extend(self._take(path, x))
+
+    def restore(self):
+        """Put everything back."""
+        for undo in reversed(self._undo):
+            undo()
+
+    def changed(self):
+        """(path, array) of what the roots reach now and did not reach then, or with other contents."""
+        old = {path: copy for path, _, copy in self.arrays}
+        now = Snapshot(**self._roots).arrays
+        return [(path, a) for path, a, _ in now if path not in old or not _same(a, old[path])]
+
+    # -- the state that hangs on nothing: thread-local modes and random generators
+
+    def _globals(self):
+        for mode in (autocast_state, grad_mode):
+            names = [n for n in {**vars(type(mode)), **vars(mode)} if not n.startswith("_") and n != "cache"]
+            self._attributes(mode, names)
+        self._dict(autocast_state.cache)
+        self._list(observers)
+        self._attributes(set_detect_anomaly, ["_current"])
+        self._rng(generator())
+        legacy, python = np.random.get_state(), random.getstate()
+        self._undo.append(lambda: np.random.set_state(legacy))
+        self._undo.append(lambda: random.setstate(python))
+
+    # -- one object: remember what it holds, return what it leads to
+
+    def _take(self, path, x):
+        if isinstance(x, Tensor):
+            return self._tensor(path, x)
+        if isinstance(x, np.ndarray) or backends.device.holds(x):
+            return self._array(path, x)
+        if isinstance(x, dict):
+            self._dict(x)
+            pairs = ((k, v) for k, v in x.items())
+            return [
+                *((f"{path}[{k!r}]" if isinstance(k, str | int) else path, v) for k, v in pairs),
+                *((path, k) for k in x),
+                *self._instance(path, x),
+            ]
+        if isinstance(x, list):
+            self._list(x)
+            return [*((f"{path}[{i}]", v) for i, v in enumerate(x)), *self._instance(path, x)]
+        if isinstance(x, set | collections.deque):
+            saved = list(x)
+            fill = x.update if isinstance(x, set) else x.extend
+            self._undo.append(lambda: (x.clear(), fill(saved)))
+            return [(path, v) for v in saved]
+        if isinstance(x, tuple | frozenset):
+            return [(f"{path}[{i}]", v) for i, v in enumerate(x)]
+        if isinstance(x, np.random.Generator):
+            return self._rng(x)
+        if isinstance(x, np.random.RandomState | random.Random):
+            reading, writing = (
+                (x.getstate, x.setstate) if isinstance(x, random.Random) else (x.get_state, x.set_state)
+            )
+            state = reading()
+            self._undo.append(lambda: writing(state))
+            return []
+        if isinstance(x, functools.partial):
+            return [(path, x.func), (path, x.args), (path, x.keywords)]
+        if isinstance(x, types.MethodType):
+            return [(path, x.__self__), (path, x.__func__)]
+        if isinstance(x, types.FunctionType):
+            return self._function(x)
+        return self._instance(path, x)
+
+    def _tensor(self, path, x):
+        self._attributes(x, ["_data", "_grad", "_node", "_version"])
+        version, number, node = x._version, x._version[0], x._node
+        self._undo.append(lambda: version.__setitem__(0, number))
+        if node is not None:
+            self._attributes(node, ["dtype", "hooks"])
+            if node.hooks is not None:
+                self._list(node.hooks)
+        self._dict(vars(x))
+        inner = [(f"{path}.grad", x._grad), *((f"{path}.{k}", v) for k, v in vars(x).items())]
+        return [(path, x._data), *inner]
+
+    def _array(self, path, x):
+        if isinstance(x, np.ndarray) and (not x.flags.writeable or x.dtype.hasobject):
+            return []
+        copy = x.copy()
+        self.arrays.append((path, x, copy))
+        self._undo.append(lambda: x.__setitem__(Ellipsis, copy))
+        return []
+
+    def _function(self, f):
+        if _foreign(f.__module__) or (f.__module__ or "").startswith("minamp."):
+            return []
+        found = [(f.__name__, f.__defaults__), (f.__name__, f.__kwdefaults__)]
+        for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
+            try:
+                value = cell.cell_contents
+            except ValueError:  # not assigned yet
+                continue
+            self._attributes(cell, ["cell_contents"])
+            found.append((name, value))
+        for name in _names(f.__code__):
+            if name in f.__globals__:
+                self._item(f.__globals__, name)
+                found.append((name, f.__globals__[name]))
+        return [*found, *self._instance(f.__name__, f)]
+
+    def _instance(self, path, x):
+        """The attributes of an object of a class that is not the standard library's or NumPy's."""
+        if _foreign(type(x).__module__) and not isinstance(
+            x, types.SimpleNamespace | types.FunctionType | dict
+        ):
+            return []
+        attributes = getattr(x, "__dict__", None)
+        found = []
+        if isinstance(attributes, dict):
+            self._dict(attributes)
+            found += [(f"{path}.{name}", v) for name, v in attributes.items()]
+        for kind in type(x).__mro__:
+            slots = vars(kind).get("__slots__", ())
+            names = [n for n in ((slots,) if isinstance(slots, str) else slots) if not n.startswith("__")]
+            names = [n for n in names if hasattr(x, n)]
+            if names:
+                self._attributes(x, names)
+                found += [(f"{path}.{n}", getattr(x, n)) for n in names]
+        return found
+
+    # -- the ways to put something back
+
+    def _attributes(self, x, names):
+        saved = [(name, getattr(x, name)) for name in names if hasattr(x, name)]
+        self._undo.append(lambda: [setattr(x, name, value) for name, value in saved])
+
+    def _item(self, d, name):
+        value = d[name]
+        self._undo.append(lambda: d.__setitem__(name, value))
+
+    def _dict(self, d):
+        saved = list(d.items())
+
+        def undo():
+            # by identity: == of tensors is elementwise
+            if len(d) != len(saved) or any(
+                k is not k1 or v is not v1 for (k, v), (k1, v1) in zip(d.items(), saved, strict=True)
+            ):
+                d.clear()
+                d.update(saved)
+
+        self._undo.append(undo)
+
+    def _list(self, x):
+        saved = list(x)
+        self._undo.append(lambda: x.__setitem__(slice(None), saved))
+
+    def _rng(self, x):
+        state = x.bit_generator.state
+        self._undo.append(lambda: setattr(x.bit_generator, "state", state))
+        return []
+
+
+def _same(a, b):
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    return bool(backends.host((a == b) | (a != a) & (b != b)).all())
+
+
+def _foreign(module):
+    return (module or "").partition(".")[0] in _FOREIGN
+
+
+def _names(code):
+    """The global names that a function and the functions inside it use."""
+    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return {*code.co_names, *(name for c in inner for name in _names(c))}

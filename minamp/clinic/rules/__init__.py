@@ -1,0 +1,66 @@
+"""The rules: each a pure function from a Trace to a Finding or None, grouped by what they look at."""
+
+from dataclasses import replace
+
+from minamp.clinic.rules import gradients, order, overflow, regions, softmax, state
+from minamp.clinic.rules.base import CODES, RULES, scale_of
+
+_FORWARD = (
+    "softmax_in_half",
+    "log_of_softmax",
+    "mask_overflows",
+    "eps_rounds_to_zero",
+    "layer_norm_overflows",
+)
+
+# code -> the codes that are its consequences: with the cause in the report, they would only repeat it
+CONSEQUENCES = {
+    **dict.fromkeys((*_FORWARD, "mean_of_too_many"), ("forward_overflow", "scale_pinned")),
+    "clip_value_hides_overflow": ("clip_before_unscale",),
+    "raw_optimizer_step": ("forward_overflow", "scale_pinned"),
+    "scaler_rebuilt": ("scale_pinned",),
+    "forward_overflow": ("scale_pinned",),
+    "adam_in_half": ("forward_overflow", "scale_pinned", "updates_swamped"),
+    "op_without_policy": ("scale_pinned",),
+}
+
+# (exception, text in its message) -> the codes of which one must have been found for the error to be explained
+ERRORS = {
+    ("ValueError", "float16 gradients can't be unscaled"): ("half_parameters_with_scaler",),
+    ("RuntimeError", "unscale_() has already been called"): ("unscale_every_micro_batch",),
+    ("RuntimeError", "unscale_() is being called after step()"): ("update_forgotten", "clip_before_unscale"),
+    ("RuntimeError", "step() has already been called"): ("update_forgotten",),
+    ("AssertionError", "update: no optimizer was stepped"): ("update_repeated", "raw_optimizer_step"),
+    ("AssertionError", "the scale is not there yet"): ("scaler_rebuilt",),
+    ("RuntimeError", "masked_fill: "): ("mask_overflows",),
+    ("FloatingPointError", "GradScaler: "): (
+        *_FORWARD,
+        "mean_of_too_many",
+        "forward_overflow",
+        "scale_pinned",
+    ),
+    ("RuntimeError", "tensors of different dtypes"): ("op_without_policy", "widened_by_scalar"),
+}
+
+
+def judge(trace):
+    """The findings of all rules in the order of CODES, without those that are only consequences of another."""
+    found = {code: RULES[code](trace) for code in CODES}
+    found = {code: replace(f, code=code) for code, f in found.items() if f is not None}
+    follow = {c for code in found for c in CONSEQUENCES.get(code, ())}
+    return [f for code, f in found.items() if code not in follow]
+
+
+def explained(error, findings):
+    """Whether one of the findings says why the step raised."""
+    codes = {f.code for f in findings}
+    return any(
+        error.kind == kind and text in error.text and codes & set(causes)
+        for (kind, text), causes in ERRORS.items()
+    )
+
+
+def scale_of_last_backward(trace):
+    """The factor by which the loss of the backward that is running was multiplied."""
+    calls = trace.calls("backward")
+    return scale_of(calls[-1])[0] if calls else 1.0

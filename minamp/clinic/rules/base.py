@@ -1,0 +1,113 @@
+"""What rules are made of: the table of codes, the decorator that enters a rule, and readings of a trace that several need.
+
+A rule is a pure function Trace -> Finding or None, and its name is its code.
+"""
+
+from minamp.clinic.report import ERROR, WARNING, Finding
+
+# In the order of a report: what stops training or makes it wrong at the root comes first.
+CODES = (
+    "half_parameters_with_scaler",
+    "loss_in_half",
+    "softmax_in_half",
+    "log_of_softmax",
+    "mask_overflows",
+    "eps_rounds_to_zero",
+    "layer_norm_overflows",
+    "mean_of_too_many",
+    "backward_in_autocast",
+    "autocast_covers_nothing",
+    "clip_before_unscale",
+    "clip_value_hides_overflow",
+    "raw_optimizer_step",
+    "update_forgotten",
+    "update_repeated",
+    "unscale_every_micro_batch",
+    "zero_grad_missing",
+    "scaler_rebuilt",
+    "scaler_not_saved",
+    "gradients_flushed",
+    "forward_overflow",
+    "updates_swamped",
+    "adam_in_half",
+    "scale_pinned",
+    "op_without_policy",
+    "batchnorm_nan",
+    "widened_by_scalar",
+)
+RULES = {}  # code -> rule
+
+
+def rule(function):
+    """Enter a rule under its name."""
+    assert function.__name__ in CODES, function.__name__
+    RULES[function.__name__] = function
+    return function
+
+
+def error(what, where, repair, **evidence):
+    """A Finding without which training is wrong or stops; its code is filled in by the table of rules."""
+    return Finding("", ERROR, what, where, repair, evidence)
+
+
+def warning(what, where, repair, **evidence):
+    """A Finding without which training would be better."""
+    return Finding("", WARNING, what, where, repair, evidence)
+
+
+# ------------------------------------------------------------------------------------------------------------- the loss
+
+_SAME_NUMBER = {"mul", "div", "to", "neg", "reshape", "clone", "sum", "mean", "index", "expand"}
+SMALLEST_SCALE = 16.0  # a factor below is the weight of a loss or one over a number of batches
+
+
+def tail(root):
+    """The one-element values that a loss passes on its way to backward, last first: scaled, converted, divided."""
+    value = root
+    while value is not None and value.size == 1 and value.dtype is not None:
+        yield value
+        run = value.source
+        if run is None or run.op not in _SAME_NUMBER:
+            return
+        value = next((v for v in run.tensors if v.recorded), None)
+
+
+def loss_scale(root):
+    """(the factor by which a loss was multiplied before backward, whether a GradScaler did it)."""
+    factor, value = 1.0, root
+    while value is not None and value.source is not None and value.size == 1:
+        run = value.source
+        if run.op == "add":  # a sum of scaled losses
+            parts = [loss_scale(v) for v in run.tensors if v.recorded]
+            scaled, by_scaler = max(parts, default=(1.0, False), key=lambda part: (part[1], part[0]))
+            return factor * scaled, by_scaler
+        if run.op not in _SAME_NUMBER:
+            break
+        constants = [c for c in run.constants if run.op == "mul" and abs(c) > 0]
+        if run.inside("scaler.scale"):
+            return factor * (constants[0] if constants else 1.0), True
+        for c in constants:
+            factor *= abs(c) if abs(c) >= SMALLEST_SCALE else 1.0
+        value = next((v for v in run.tensors if v.recorded), None)
+    return factor, False
+
+
+def scale_of(backward):
+    """(scale, by a GradScaler) of a backward call."""
+    if "scale" not in backward.facts:
+        backward.facts["scale"] = loss_scale(backward.facts["root"])
+    return backward.facts["scale"]
+
+
+def feeds(trace, run, ops):
+    """The first later op of those names that uses the output of `run`."""
+    return next(
+        (r for r in trace.ops if r.op in ops and r.index > run.index and run in {v.source for v in r.inputs}),
+        None,
+    )
+
+
+def short(names, limit=3):
+    """The first of many names."""
+    names = list(names)
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

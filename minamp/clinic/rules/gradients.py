@@ -1,0 +1,126 @@
+"""Gradients and their scale: what float16 flushes to zero, and a scale that can't move or moves one way only."""
+
+import math
+
+from minamp.clinic.advice import CEILING, USUAL_SHARE
+from minamp.clinic.rules.base import error, rule, scale_of, warning
+from minamp.formats import float16
+
+FLUSHED = 0.1  # of all non-zero gradients; a healthy run at 2^16 stays below 0.04
+FLUSHED_OF_ONE = 0.5  # of one parameter's
+FALLS = 3  # skipped steps in a row
+STARTING = 10  # halvings that a start at too high a scale may need: 2^24 where 2^14 would do
+
+
+def _scale(trace):
+    """The scale of the first backward; 1.0 if there was none."""
+    backward = next(iter(trace.calls("backward")), None)
+    return scale_of(backward)[0] if backward else 1.0
+
+
+@rule
+def gradients_flushed(trace):
+    run, scale = trace.reference, _scale(trace)
+    half = any(r.output.dtype == float16 and r.output.recorded and r.is_product for r in trace.ops)
+    if not half or run is None or not run.complete or run.half or not run.ceiling or scale <= 0:
+        return None
+    shares = {name: run.flushed(scale, name) for name in run.weights}
+    share = run.flushed(scale)
+    worst = max(shares, key=shares.get, default=None)
+    better = run.rescue()
+    if share <= FLUSHED and (worst is None or shares[worst] <= FLUSHED_OF_ONE):
+        return None
+    if better < 4 * scale or run.flushed(better) > share / 2:
+        return None  # no scale would help, or the scaler is nearly there
+    return warning(
+        f"At a scale of {scale:g} float16 turns {share:.0%} of the non-zero gradients into 0, {shares[worst]:.0%} in "
+        f"{worst}: those weights learn from what is left.",
+        worst,
+        f"scaler = GradScaler(init_scale=2.0**{math.log2(better):.0f})",
+        flushed=share,
+        flushed_there=shares[worst],
+        scale=scale,
+        better_scale=better,
+        flushed_then=run.flushed(better),
+        ceiling=run.ceiling,
+        largest_gradient=run.largest,
+    )
+
+
+@rule
+def scale_pinned(trace):
+    updates = [
+        u for u in trace.calls("scaler.update") if u.facts["new_scale"] is None and "scale_after" in u.facts
+    ]
+    gave_up = trace.fails_with("FloatingPointError", "GradScaler: ")
+    if gave_up:
+        return error(
+            f"The scaler has given up: {trace.error.text}.",
+            trace.error.line,
+            "with watch.first_bad_op() as bad: step()   # then print(bad)",
+            scale=trace.calls("scaler.update")[-1].facts["scale"],
+        )
+    for u in updates:
+        skipped = _skipped(trace, u)
+        before, after = u.facts["scale"], u.facts["scale_after"]
+        if skipped and after >= before:
+            return error(
+                f"The gradients overflow at a scale of {before:g}, and the scaler's floor forbids a smaller one: every step is "
+                "skipped.",
+                u.line,
+                "scaler = GradScaler(min_scale=1.0)   # or none",
+                scale=before,
+                largest_allowed=_allowed(trace),
+            )
+        if not skipped and after <= before and u.facts["good_steps"] == 0 and _flushes(trace, before):
+            return warning(
+                f"The scale should grow and stays at its ceiling of {before:g}, while gradients are flushed to 0.",
+                u.line,
+                "scaler = GradScaler(max_scale=2.0**24)   # or none",
+                scale=before,
+                largest_allowed=_allowed(trace),
+            )
+    if (
+        len(updates) >= FALLS
+        and all(_skipped(trace, u) for u in updates)
+        and not _starting(trace, updates[-1])
+    ):
+        return error(
+            f"The scale has fallen {len(updates)} times in a row, to {updates[-1].facts['scale_after']:g}, and smaller will not "
+            "help: what is not finite is not made by the scale.",
+            updates[-1].line,
+            "with watch.first_bad_op() as bad: step()   # then print(bad)",
+            falls=len(updates),
+            scale=updates[-1].facts["scale_after"],
+            largest_allowed=_allowed(trace),
+        )
+
+
+def _skipped(trace, update):
+    """Whether a scaler.step since the update before found something not finite: no optimizer.step ran inside it."""
+    before = [u.index for u in trace.calls("scaler.update") if u.index < update.index]
+    since = max(before, default=-1)
+    steps = [c for c in trace.calls("scaler.step") if since < c.index < update.index]
+    ran = [c.within for c in trace.calls("optimizer.step")]
+    return any(s not in ran for s in steps)
+
+
+def _allowed(trace):
+    """The largest scale that the float32 gradients allow; nan if that is not known."""
+    run = trace.reference
+    return CEILING / run.largest if run is not None and run.complete and run.largest > 0 else math.nan
+
+
+def _flushes(trace, scale):
+    run = trace.reference
+    return run is not None and run.complete and run.ceiling > 4 * scale and run.flushed(scale) > USUAL_SHARE
+
+
+def _starting(trace, update):
+    """Whether the scale is only on its way down from too high a start, by the float32 gradients."""
+    allowed = _allowed(trace)
+    return (
+        math.isfinite(allowed)
+        and allowed > 0
+        and 0.25 * allowed <= update.facts["scale_after"] <= allowed * 2.0**STARTING
+    )

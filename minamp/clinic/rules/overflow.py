@@ -1,0 +1,217 @@
+"""Numbers that leave float16's range in the forward, upwards and downwards, and the usual reasons."""
+
+import math
+
+from minamp.clinic.rules.base import error, feeds, rule
+from minamp.formats import float16, format_of
+
+_MASKS = {"where", "add", "sub", "mul", "to", "masked_fill", "maximum", "minimum"}
+_SQUARES = {"mul", "pow", "square", "var", "naive_half_sum", "sum", "mean"}
+_ROOTS = {"sqrt", "rsqrt", "pow", "std"}
+_SUMS = {"sum", "naive_half_sum"}
+
+
+def _spoilt(trace):
+    return [run for run in trace.ops if run.spoilt is not None and not run.inside("optimizer.step")]
+
+
+# ----------------------------------------------------------------------------------------------------------------- masks
+
+
+def mask_runs(trace):
+    """The half ops that made -inf where one operand is a large negative constant."""
+    return [run for run in _spoilt(trace) if run.op in _MASKS and run.output.half and _masked(run)]
+
+
+def _masked(run):
+    if run.spoilt.kind != "-inf":
+        return False
+    operands = [v for v in run.inputs if v.dtype is None or v.floating or v.dtype.kind == "b"]
+    for v, places in zip(operands, run.spoilt.ranges, strict=False):
+        if places is None or v.recorded:
+            continue
+        low, high = places
+        if low == high and abs(low) >= 1e4:
+            return True
+    return False
+
+
+@rule
+def mask_overflows(trace):
+    if trace.fails_with("RuntimeError", "masked_fill: ") and "float16" in trace.error.text:
+        return error(
+            f"A mask constant does not fit float16: {trace.error.text}",
+            trace.error.line,
+            "scores.masked_fill(mask, float('-inf'))   # softmax turns it into 0 in every format",
+            limit=-65504.0,
+        )
+    runs = mask_runs(trace)
+    if runs:
+        run = runs[0]
+        constant = min((low for r in run.spoilt.ranges if r for low in r), default=-math.inf)
+        return error(
+            f"A mask constant leaves float16's range: {run.op} makes -inf of {run.spoilt.count} values, and two -inf, or a row "
+            "of nothing else, give nan.",
+            run.line,
+            "scores.masked_fill(mask, float('-inf'))   # never add it; or add the mask to scores.float()",
+            constant=constant,
+            limit=-65504.0,
+            values=run.spoilt.count,
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------------- eps
+
+
+@rule
+def eps_rounds_to_zero(trace):
+    for run in trace.ops:
+        if not run.output.half or run.inside("optimizer.step"):
+            continue
+        f = format_of(run.output.dtype)
+        flush = f.flush
+        if run.op in ("add", "sub", "maximum", "clamp"):
+            tiny = [c for c in run.constants if 0 < abs(c) <= flush]
+        elif run.op == "to" and run.output.constant == 0:
+            tiny = [c for c in run.constants if c]
+        else:
+            tiny = [
+                c
+                for n, c in run.attrs.items()
+                if n == "eps" and run.op.startswith("naive") and 0 < c <= flush
+            ]
+        if tiny and not _second_moment(trace, run):
+            return error(
+                f"The constant {tiny[0]:g} is 0 in {f.name}: added to a zero it leaves 0, and what it should protect, a "
+                "division, a root or a logarithm, is not protected.",
+                run.line,
+                "x.float() + 1e-8   # or an eps that float16 can hold, such as 1e-3",
+                eps=tiny[0],
+                smallest_number=f.smallest_subnormal,
+            )
+
+
+def _second_moment(trace, run):
+    """Whether the sum is an optimizer's sqrt(v) + eps: without history, in a parameter's shape."""
+    shapes = {p.shape for p in trace.parameters.values()}
+    return (
+        not run.output.recorded
+        and run.output.shape in shapes
+        and any(r.op == "sqrt" for r in run.ancestors(limit=5))
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ statistics
+
+
+def statistic_runs(trace):
+    """The half ops whose squares or sums of squares overflow on the way to a standard deviation."""
+    return [
+        run
+        for run in _spoilt(trace)
+        if run.op in _SQUARES | {"std"}
+        and run.output.half
+        and (run.op in ("var", "std") or _squared(run) and _rooted(trace, run))
+    ]
+
+
+def _squared(run):
+    """Whether it squares a tensor, or adds up squares."""
+    if run.op == "mul":
+        return len(run.tensors) == 2 and run.tensors[0] is run.tensors[1]
+    if run.op in ("pow", "square"):
+        return run.op == "square" or 2.0 in run.constants or run.attrs.get("exponent") == 2
+    return any(_squared(v.source) for v in run.tensors if v.source is not None)
+
+
+def _rooted(trace, run):
+    """Whether a root is taken of what comes from `run`, within the next ops."""
+    return any(
+        r.op in _ROOTS and run in r.ancestors(limit=12) for r in trace.ops if 0 < r.index - run.index <= 40
+    )
+
+
+@rule
+def layer_norm_overflows(trace):
+    naive = [run for run in trace.ops if run.op == "naive_half_layer_norm" and run.output.dtype == float16]
+    runs = [*statistic_runs(trace), *naive]
+    if not runs:
+        return None
+    run = runs[0]
+    return error(
+        "The statistics of a normalisation are computed in float16: squares overflow from 256 on and their sum much earlier; "
+        "the variance is inf, and the row becomes zeros without any nan.",
+        run.line,
+        "F.layer_norm(x, x.shape[-1:])   # or x = x.float() before the mean",
+        op=run.op,
+        largest_input=max((v.largest for v in run.tensors), default=0.0),
+        limit=65504.0,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------- means
+
+
+def summed_first(trace):
+    """The sums in float16 that are divided by a number afterwards and overflow, or have more terms than float16 counts."""
+    found = []
+    for run in trace.ops:
+        if run.op in _SUMS and run.output.dtype == float16 and run.tensors:
+            terms = run.tensors[0].size // max(run.output.size, 1)
+            if (run.spoilt is not None or terms > 65504) and feeds(trace, run, ("div", "mul", "to")):
+                found.append(run)
+        elif run.op == "to" and run.output.dtype == float16 and run.spoilt and run.output.size == 1:
+            if run.constants and run.constants[0] > 65504 and feeds(trace, run, ("div",)):
+                found.append(run)
+    return [run for run in found if not _squared(run) or not _rooted(trace, run)]
+
+
+@rule
+def mean_of_too_many(trace):
+    runs = summed_first(trace)
+    if runs:
+        run = runs[0]
+        terms = run.tensors[0].size // max(run.output.size, 1) if run.op in _SUMS else int(run.constants[0])
+        return error(
+            f"A mean by hand over {terms} values sums them up in float16 first: the sum, or the number itself, is infinite "
+            "from 65520 on.",
+            run.line,
+            "x.mean()   # adds up in float32; or x.float().sum() / n",
+            terms=terms,
+            largest_term=max((v.largest for v in run.tensors), default=0.0),
+            limit=65504.0,
+        )
+
+
+# ------------------------------------------------------------------------------------------------------- everything else
+
+
+@rule
+def forward_overflow(trace):
+    known = {*mask_runs(trace), *statistic_runs(trace), *summed_first(trace)}
+    for run in _spoilt(trace):
+        if run in known or run.spoilt.kind == "nan" and run.op == "log":
+            continue
+        if run.output.half and (run.output.recorded or _used(trace, run)) or _reaches_a_loss(trace, run):
+            return error(
+                f"{run.op} makes {run.spoilt.count} of {run.output.size} values {run.spoilt.kind} of finite input, in "
+                f"{run.output.dtype}: the forward itself leaves the format's range, and no loss scale cures that.",
+                run.line,
+                "with autocast(enabled=False): ...x.float()...   # this op in float32; or scale its input down",
+                largest_input=max((v.largest for v in run.inputs), default=0.0),
+                values=run.spoilt.count,
+                limit=format_of(run.output.dtype).max,
+            )
+
+
+def _used(trace, run):
+    return any(run.output in r.inputs and r.output.recorded for r in trace.ops)
+
+
+def _reaches_a_loss(trace, run):
+    return any(
+        not math.isfinite(b.facts["root"].largest)
+        and b.facts["root"].source is not None
+        and run in [b.facts["root"].source, *b.facts["root"].source.ancestors(limit=5000)]
+        for b in trace.calls("backward")
+    )

@@ -1,0 +1,74 @@
+"""Autocast regions: what they cover, what they should not, and functions that don't know them."""
+
+from minamp.autocast import custom_fwd
+from minamp.clinic.rules.base import error, rule, short, warning
+from minamp.formats import float32
+
+
+@rule
+def backward_in_autocast(trace):
+    for call in trace.calls("backward", "grad"):
+        if call.region is not None:
+            return warning(
+                "backward() runs inside the autocast region. Every op's backward has its forward's format anyway; the region "
+                "only changes what should be left alone: hooks, autograd.Functions, second derivatives.",
+                call.line,
+                "scaler.scale(loss).backward()   # one indentation less, after the region",
+                region=str(call.region),
+            )
+
+
+@rule
+def autocast_covers_nothing(trace):
+    regions = [c for c in trace.calls("autocast") if c.facts["enabled"]]
+    products = [run for run in trace.ops if run.is_product and run.output.recorded]
+    single = [run for run in products if run.output.dtype == float32]
+    if not (regions or trace.scaled) or not single or any(run.output.half for run in products):
+        return None
+    what = (
+        "The autocast region covers no"
+        if regions
+        else "A GradScaler scales the loss, but no autocast region covers a"
+    )
+    return error(
+        f"{what} matmul or convolution: all {len(single)} of them ran in float32, so nothing is faster or smaller.",
+        single[0].line,
+        "with autocast(): loss = loss_fn(model(x), y)   # the model's call belongs inside",
+        float32_products=len(single),
+        half_products=0,
+    )
+
+
+def _knows_autocast(function):
+    """Whether custom_fwd or custom_bwd is among a function's decorators."""
+    while function is not None:
+        code = getattr(function, "__code__", None)
+        if code is not None and code.co_filename == custom_fwd.__code__.co_filename:
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
+
+
+@rule
+def op_without_policy(trace):
+    for call in trace.calls("Function.apply"):
+        kind = call.facts["function"]
+        bare = [name for name in ("forward", "backward") if not _knows_autocast(getattr(kind, name))]
+        if call.region is None or not bare:
+            continue
+        inner = [run for run in trace.ops if run.within is call and run.region is not None]
+        listed = [run for run in inner if run.policy not in ("not listed", "Function")]
+        failed = trace.error is not None and trace.error.function is kind
+        if listed or failed:
+            return error(
+                f"{kind.__name__} is an autograd.Function without {' and '.join(map(_decorator, bare))}: its forward is cast by "
+                "the region it stands in, its backward runs outside every region and meets other formats.",
+                trace.error.line if failed else call.line,
+                f"@custom_fwd(device_type='cuda', cast_inputs=minamp.{call.region}) on forward, "
+                "@custom_bwd(device_type='cuda') on backward",
+                ops_that_were_cast=short([run.op for run in listed]) or "none",
+            )
+
+
+def _decorator(name):
+    return {"forward": "custom_fwd", "backward": "custom_bwd"}[name]

@@ -1,0 +1,147 @@
+"""Losses: in which format they and the softmax under them are computed, and in which form."""
+
+from minamp.clinic.rules.base import error, rule, tail, warning
+from minamp.clinic.rules.overflow import summed_first
+from minamp.formats import float16, float64
+from minamp.policy import LOWER_PRECISION, NOT_LISTED
+
+SOFTMAX = {"softmax", "naive_half_softmax"}
+LOSSES = {"log_softmax", "logsumexp", "naive_half_cross_entropy"}
+_PASSES = {
+    *{"reshape", "permute", "expand", "to", "clone", "index", "gather", "where", "masked_fill", "cat"},
+    *{"add", "sub", "clamp", "maximum", "mul", "div"},
+}
+
+
+@rule
+def loss_in_half(trace):
+    for backward in trace.calls("backward"):
+        root = backward.facts["root"]
+        half = [v for v in tail(root) if v.dtype == float16]
+        if not half:
+            continue
+        below = _under_the_loss(half[-1])
+        if any(run in below for run in [*softmax_runs(trace), *summed_first(trace)]):
+            continue  # those have findings of their own
+        made = half[-1].source
+        return error(
+            "The loss is computed in float16: it has three decimal digits, is infinite from 65520 on, and so are its "
+            "gradients' first factors.",
+            made.line if made else backward.line,
+            "loss = loss_fn(output.float(), target)   # or compute the loss inside the autocast region",
+            loss=half[-1].largest,
+            limit=65504.0,
+        )
+
+
+def _under_the_loss(value):
+    """The ops that the loss is made of, down to the last matmul or convolution."""
+    run = value.source
+    return set() if run is None else {run, *run.ancestors(stop=lambda r: r.is_product)}
+
+
+def softmax_runs(trace):
+    """The ops that compute a softmax, or the logarithm of one, in float16, on the way to a gradient."""
+    return [
+        run for run in trace.ops if _is_softmax(run) and run.output.dtype == float16 and run.output.recorded
+    ]
+
+
+def _is_softmax(run):
+    return run.op in SOFTMAX | LOSSES or _by_hand(run)
+
+
+def _by_hand(run):
+    """e / sum(e), or e * (1 / sum(e)), with e = exp(x)."""
+    if run.op not in ("div", "mul") or len(run.tensors) < 2:
+        return False
+    exponential = _source(run.tensors[0], {"exp"}, {"reshape", "to"})
+    if exponential is None:
+        return False
+    total = _source(
+        run.tensors[1], {"sum", "naive_half_sum"}, {"reciprocal", "reshape", "expand", "to", "add", "div"}
+    )
+    return total is not None and exponential in {total, *total.ancestors()}
+
+
+def _source(value, ops, passes):
+    """The op of one of those names that a value comes from, through ops in `passes`."""
+    run = value.source
+    while run is not None and run.op not in ops:
+        if run.op not in passes or not run.tensors:
+            return None
+        run = run.tensors[0].source
+    return run
+
+
+@rule
+def softmax_in_half(trace):
+    runs = softmax_runs(trace)
+    if not runs:
+        return None
+    run = next((r for r in runs if r.spoilt or not r.inputs), runs[0])
+    score = max((v.largest for v in run.tensors), default=0.0)
+    return error(
+        "A softmax or cross entropy is computed in float16, outside autocast's protection: probabilities below 3e-8 become 0 "
+        "and, in the textbook form, e**x overflows from x = 11.1 on.",
+        run.line,
+        "F.cross_entropy(logits.float(), target)   # or call it inside the autocast region",
+        op_runs=len(runs),
+        largest_input=score,
+        exp_overflows_above=11.0859375,
+    )
+
+
+@rule
+def log_of_softmax(trace):
+    for run in trace.ops:
+        if run.op not in ("log", "log2", "log10", "log1p") or not run.tensors:
+            continue
+        value = run.tensors[0]
+        while value.source is not None and value.source.op in _PASSES and not _is_softmax(value.source):
+            value = max(value.source.tensors, key=lambda v: v.recorded, default=value.source.output)
+            if value.source is None:
+                break
+        made = value.source
+        if made is not None and (made.op in SOFTMAX or _by_hand(made)):
+            return warning(
+                "The logarithm of a softmax: a probability that has become 0 gives -inf, and its gradient nan. log_softmax "
+                "never forms the probability.",
+                run.line,
+                "F.log_softmax(scores, dim=-1)   # or F.cross_entropy(scores, target)",
+                largest_score=made.tensors[0].largest,
+                largest_logarithm=run.output.largest,
+            )
+
+
+def _goes_on_wide(trace, run):
+    """Whether ops that would have computed in half take the wide result further, to the next matmul or convolution.
+
+    A mask before a softmax, or boxes before a loss, are float32 from there on anyway.
+    """
+    users = [r for r in trace.ops if r.index > run.index and any(v is run.output for v in r.inputs)]
+    if not users or any(r.policy not in (NOT_LISTED, LOWER_PRECISION) for r in users):
+        return False
+    return any(r.is_product and r.index > run.index and run in r.ancestors() for r in trace.ops)
+
+
+@rule
+def widened_by_scalar(trace):
+    if any(p.dtype == float64 for p in trace.parameters.values()):
+        return None
+    for run in trace.ops:
+        out = run.output
+        graph = [v for v in run.tensors if v.recorded and v.floating and v.dtype != out.dtype]
+        added = [v for v in run.tensors if not v.recorded and v.dtype == out.dtype]
+        if run.op == "to" or not graph or not added:
+            continue
+        wide = out.dtype == float64 and any(v.shape for v in added)
+        if wide or run.policy == NOT_LISTED and graph[0].half and _goes_on_wide(trace, run):
+            return warning(
+                f"A {added[0].dtype} constant of shape {added[0].shape} widens a {graph[0].dtype} tensor to {out.dtype}, and "
+                "all that follows from it: NumPy's numbers are float64, and a tensor with dimensions is not a scalar.",
+                run.line,
+                f"x * constant.to(x.dtype)   # or a Python float, in {run.op}",
+                bytes_per_value_before=graph[0].dtype.itemsize,
+                bytes_per_value_after=out.dtype.itemsize,
+            )

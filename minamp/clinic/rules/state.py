@@ -1,0 +1,85 @@
+"""State in half: weights, what an optimizer keeps, running statistics."""
+
+from minamp.clinic.rules.base import error, rule, short
+from minamp.formats import float16
+
+SWAMPED = 0.5  # of the weights that have a gradient
+
+
+@rule
+def half_parameters_with_scaler(trace):
+    half = [p for p in trace.parameters.values() if p.dtype == float16 and not p.master]
+    held = [p for p in half if p.optimizer is not None]
+    refused = trace.fails_with("ValueError", "float16 gradients can't be unscaled")
+    if refused or (trace.scaled and held):
+        return error(
+            f"{len(held or half)} parameters are float16 and the loss is scaled by a GradScaler: their gradients are float16 too "
+            "and can't be unscaled there without losing what scaling kept.",
+            f"{short(p.name for p in held or half)}: {trace.calls('scaler.scale')[0].line}",
+            "model.float()   # and the forward under autocast; or optim.SGD(..., master_weights=True)",
+            half_parameters=len(held or half),
+        )
+
+
+@rule
+def updates_swamped(trace):
+    lost, line = dict(trace.lost_by_hand), ""
+    for call in trace.calls("optimizer.step"):
+        for name, (moving, still) in call.facts.get("lost", {}).items():
+            a, b = lost.get(name, (0, 0))
+            lost[name], line = (a + moving, b + still), call.line
+    if not line:  # by hand: the last op that read a gradient
+        line = next((r.line for r in reversed(trace.ops) if any(v.gradient for v in r.inputs)), "")
+    moving, still = (sum(pair[i] for pair in lost.values()) for i in (0, 1))
+    if moving and still > SWAMPED * moving:
+        worst = max(lost, key=lambda n: lost[n][1] / lost[n][0])
+        return error(
+            f"{still / moving:.0%} of the weights that have a gradient stay as they are: their update is below half the distance "
+            f"to the next {trace.parameters[worst].dtype} number and is rounded away, in every step.",
+            f"{worst}: {line}",
+            "optim.SGD(model.parameters(), lr=lr, master_weights=True)   # or write_back='stochastic' or 'kahan'",
+            share_lost=still / moving,
+            weights_with_gradient=moving,
+        )
+
+
+@rule
+def adam_in_half(trace):
+    shapes = {p.shape for p in trace.parameters.values()}
+    for run in trace.ops:
+        if (
+            run.op in ("sqrt", "rsqrt")
+            and run.output.half
+            and not run.output.recorded
+            and run.output.shape in shapes
+            and any(c.index < run.index and c.step == run.step for c in trace.calls("backward"))
+        ):
+            return _adam(run.line, str(run.output.dtype), run.tensors[0].largest)
+    if trace.half_state:
+        where, dtype = trace.half_state[0]
+        return _adam(where, str(dtype), None)
+
+
+def _adam(where, dtype, largest):
+    evidence = {} if largest is None else {"largest_second_moment": largest}
+    return error(
+        f"Adam's second moment is kept in {dtype}: in float16 the squares of gradients below 2.4e-4 are 0 and eps = 1e-8 is 0 "
+        "too, so that the step divides by 0.",
+        where,
+        "optim.Adam(model.parameters(), lr=lr, master_weights=True)   # keeps moments and eps in float32",
+        dtype=dtype,
+        **evidence,
+    )
+
+
+@rule
+def batchnorm_nan(trace):
+    if trace.batch_norms:
+        return error(
+            f"Running statistics of BatchNorm hold {sum(n for _, n in trace.batch_norms)} values that are inf or nan: training "
+            "does not read them, evaluation does, and no later batch can remove them.",
+            short(name for name, _ in trace.batch_norms),
+            "bn.running_mean.zero_(); bn.running_var.fill_(1.0)   # and keep the batch that did it out",
+            values=sum(n for _, n in trace.batch_norms),
+            buffers=len(trace.batch_norms),
+        )

@@ -1,0 +1,218 @@
+"""Trace: what happened in a training step, as plain facts in their order. Nothing here judges; the rules do.
+
+Two kinds of events stand in `events`: `OpRun`, an op's forward, and `Call`, a call of something that belongs to the loop -
+backward, scaler.step, optimizer.step, zero_grad, clipping, saving. instruments.py records them.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from minamp import backends
+from minamp.formats import is_floating, is_half, widen
+from minamp.policy import LOWER_PRECISION
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor or number that an op was given or has made."""
+
+    dtype: np.dtype | None = None  # None for a plain number
+    shape: tuple = ()
+    largest: float = 0.0  # the largest magnitude: inf or nan if there is one
+    recorded: bool = False  # leads back to something that wants a gradient
+    trained: bool = False  # is itself a leaf that wants one: a parameter
+    constant: float | None = None  # the value, if it is a number or one element without history
+    gradient: str | None = None  # the parameter whose .grad it is
+    source: "OpRun | None" = None  # the op that made it, if that ran under observation
+
+    @property
+    def size(self):
+        return math.prod(self.shape)
+
+    @property
+    def half(self):
+        return self.dtype is not None and is_half(self.dtype)
+
+    @property
+    def floating(self):
+        return self.dtype is not None and is_floating(self.dtype)
+
+
+@dataclass(eq=False)
+class Spoilt:
+    """The places where an op made inf or nan of finite inputs."""
+
+    count: int
+    kind: str  # 'inf', '-inf' or 'nan'
+    ranges: list  # per input: (lowest, highest) of its values there; None where shapes don't match
+
+
+@dataclass(eq=False)
+class OpRun:
+    """One forward of one op."""
+
+    index: int
+    step: int  # which call of the user's step
+    op: str
+    policy: str
+    line: str  # the user's line
+    inputs: list
+    output: Value
+    attrs: dict  # those that are numbers
+    region: np.dtype | None  # the dtype of the autocast region it ran in
+    within: "Call | None"  # the tracked call it ran in
+    spoilt: Spoilt | None = None
+
+    @property
+    def tensors(self):
+        return [v for v in self.inputs if v.dtype is not None]
+
+    @property
+    def constants(self):
+        return [v.constant for v in self.inputs if v.constant is not None]
+
+    @property
+    def is_product(self):
+        """A matmul or a convolution, by policy."""
+        return self.policy == LOWER_PRECISION
+
+    def inside(self, name):
+        return self.within is not None and self.within.inside(name)
+
+    def ancestors(self, stop=None, limit=200):
+        """The ops its inputs come from, nearest first; not beyond those for which stop(op) holds."""
+        seen, queue = set(), [v.source for v in self.inputs]
+        while queue and len(seen) < limit:
+            run = queue.pop(0)
+            if run is None or run in seen:
+                continue
+            seen.add(run)
+            yield run
+            if stop is None or not stop(run):
+                queue.extend(v.source for v in run.inputs)
+
+
+@dataclass(eq=False)
+class Gradient:
+    """A parameter's gradient at one moment."""
+
+    dtype: np.dtype
+    largest: float
+    stamp: tuple  # changes whenever the gradient is written or replaced
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of something that belongs to the loop, such as 'scaler.step'."""
+
+    index: int
+    step: int
+    name: str
+    owner: int  # id of the scaler, optimizer or model
+    line: str
+    region: np.dtype | None
+    within: "Call | None"
+    before: dict = field(default_factory=dict)  # parameter name -> Gradient
+    after: dict = field(default_factory=dict)
+    facts: dict = field(default_factory=dict)
+
+    def inside(self, name):
+        call = self
+        while call is not None:
+            if call.name == name:
+                return True
+            call = call.within
+        return False
+
+    def written(self):
+        """The parameters whose gradient this call wrote."""
+        return [
+            name
+            for name, g in self.after.items()
+            if name not in self.before or self.before[name].stamp != g.stamp
+        ]
+
+
+@dataclass(eq=False)
+class Parameter:
+    """A trained tensor, as it was before the first step."""
+
+    name: str
+    dtype: np.dtype
+    shape: tuple
+    optimizer: int | None = None  # id of the optimizer that holds it
+    master: bool = False
+
+
+@dataclass(eq=False)
+class Trace:
+    """All facts of all observed calls of the step."""
+
+    events: list = field(default_factory=list)
+    parameters: dict = field(default_factory=dict)  # name -> Parameter
+    scaler_given: bool = False  # an enabled scaler was handed over
+    batch_norms: list = field(default_factory=list)  # (name, its non-finite buffers) before the first step
+    lost_by_hand: dict = field(
+        default_factory=dict
+    )  # updates without an optimizer: as a Call's facts['lost']
+    half_state: list = field(default_factory=list)  # (where, dtype) of second moments kept in half
+    steps: int = 0
+    error: "Error | None" = None
+    reference: object = None  # advice.Reference: the float32 run
+
+    @property
+    def ops(self):
+        return [e for e in self.events if isinstance(e, OpRun)]
+
+    def calls(self, *names):
+        return [e for e in self.events if isinstance(e, Call) and e.name in names]
+
+    def between(self, a, b):
+        return self.events[a.index + 1 : b.index]
+
+    @property
+    def scaled(self):
+        """Whether an enabled GradScaler scaled a loss."""
+        return bool(self.calls("scaler.scale"))
+
+    def last_backward(self, before, names=None):
+        """The last backward before an event, of those that wrote the gradient of one of `names`."""
+        for c in reversed(self.calls("backward")):
+            if c.index < before.index and (names is None or set(c.written()) & set(names)):
+                return c
+        return None
+
+    def fails_with(self, kind, *texts):
+        """Whether the step raised an error of that kind with one of the texts in its message."""
+        return self.error is not None and self.error.kind == kind and any(t in self.error.text for t in texts)
+
+
+@dataclass(eq=False)
+class Error:
+    """The exception with which a step ended."""
+
+    exception: Exception
+    line: str
+    function: type | None  # the autograd.Function in whose backward it was raised
+
+    @property
+    def kind(self):
+        return type(self.exception).__name__
+
+    @property
+    def text(self):
+        return str(self.exception)
+
+
+def largest(array):
+    """The largest magnitude in an array: inf if there is one, nan if there is one; 0.0 for an empty or whole-number array.
+
+    Without its sign bit a float is ordered like the integer with its bits, inf and nan on top: one pass, no widening.
+    """
+    array = backends.host(array)
+    if not array.size or not is_floating(array.dtype) or array.itemsize not in (2, 4, 8):
+        return 0.0
+    bits = array.view(f"i{array.itemsize}") & np.iinfo(f"i{array.itemsize}").max
+    return float(widen(np.array(bits.max()).view(array.dtype)))

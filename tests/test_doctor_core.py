@@ -1,0 +1,252 @@
+"""The doctor itself: what it leaves behind (nothing), how often it runs the step, what its report looks like, what it refuses.
+
+What it finds in which script is tested by tests/test_doctor.py.
+"""
+
+import json
+import random
+import sys
+
+import numpy as np
+import pytest
+
+import minamp
+import minamp.nn.functional as F
+from minamp import GradScaler, autocast, float16, nn, optim
+from minamp.autocast import state as autocast_state
+from minamp.clinic import STEPS
+from minamp.clinic.report import Advice, Finding, Report
+from minamp.clinic.restore import Snapshot
+from minamp.clinic.rules.base import CODES, RULES
+from minamp.clinic.trace import largest
+from minamp.record import observers
+
+
+class Trainer:
+    """Everything that a step can change: weights, statistics, moments, scale, five random generators, own attributes."""
+
+    def __init__(self, raising=None):
+        minamp.manual_seed(0)
+        np.random.seed(0)
+        random.seed(0)
+        self.own, self.raising = np.random.default_rng(7), raising
+        self.model = nn.Sequential(
+            nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3)
+        )
+        self.optimizer = optim.Adam(self.model.parameters(), lr=1e-2)
+        self.scaler = GradScaler(init_scale=2.0**10, growth_interval=2)
+        self.count, self.losses = 0, []
+        self.average = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+
+    def step(self):
+        self.count += 1
+        x = minamp.tensor(
+            np.random.randn(8, 6).astype(np.float32) + self.own.standard_normal((8, 6)) * 0.1
+        ).float()
+        x = x + random.random()
+        y = minamp.randint(0, 3, (8,))
+        self.optimizer.zero_grad()
+        with autocast():
+            loss = F.cross_entropy(self.model(x), y)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        if self.raising and self.count >= 2:
+            raise self.raising
+        self.scaler.update()
+        for name, p in self.model.named_parameters():
+            self.average[name].mul_(0.9).add_(p.detach() * 0.1)
+        self.losses.append(loss.item())
+
+    def state(self):
+        arrays = [t._data for t in (*self.model.state_dict().values(), *self.average.values())]
+        arrays += [p.grad._data for p in self.model.parameters() if p.grad is not None]
+        arrays += [v._data for s in self.optimizer.state.values() for v in s.values() if hasattr(v, "_data")]
+        return (
+            [a.tobytes() for a in arrays],
+            [p._version[0] for p in self.model.parameters()],
+            [s.get("step") for s in self.optimizer.state.values()],
+            self.scaler.state_dict(),
+            len(self.scaler._records),
+            (self.count, list(self.losses)),
+            repr((minamp.get_rng_state(), np.random.get_state(legacy=False), random.getstate())),
+            repr(self.own.bit_generator.state),
+            (
+                autocast_state.enabled,
+                autocast_state.depth,
+                len(autocast_state.cache),
+                minamp.is_grad_enabled(),
+            ),
+            (list(observers), sys.getprofile()),
+        )
+
+
+def examine(t):
+    return minamp.doctor(t.step, model=t.model, optimizer=t.optimizer, scaler=t.scaler)
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_nothing_is_changed_and_training_goes_on_bit_for_bit(before):
+    ends = []
+    for examined in (True, False):
+        t = Trainer()
+        for _ in range(before):
+            t.step()
+        if examined:
+            state = t.state()
+            assert examine(t) == []
+            assert t.state() == state
+        for _ in range(3):
+            t.step()
+        ends.append(t.state())
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("error", [KeyError("the user's own"), KeyboardInterrupt()])
+def test_an_unknown_error_is_raised_again_after_everything_is_put_back(error):
+    t = Trainer(raising=error)
+    state, enter = t.state(), autocast.__enter__
+    with pytest.raises(type(error)) as raised:
+        examine(t)
+    assert raised.value is error
+    assert t.state() == state and autocast.__enter__ is enter
+
+
+def test_a_known_error_becomes_a_finding_and_everything_is_put_back():
+    t = Trainer()
+    t.scaler.update = lambda: None  # forgotten
+    state = t.state()
+    report = examine(t)
+    assert [f.code for f in report] == ["update_forgotten"] and t.state() == state
+    assert report.error.startswith("RuntimeError: step() has already been called") and report.error in str(
+        report
+    )
+
+
+def test_the_step_runs_at_most_five_times_and_closures_are_put_back():
+    runs, seen, cell = 0, [], {"n": 0}
+    w = minamp.tensor([1.0, 2.0], requires_grad=True)
+    held = []
+
+    def step():
+        nonlocal runs
+        runs += 1
+        cell["n"] += 1
+        held.append(cell["n"])
+        sys.intern("x")
+        seen_outside.calls += 1
+        (w * 3.0).sum().backward()
+        with minamp.no_grad():
+            w.sub_(0.1 * w.grad)
+        w.grad = None
+
+    class Counter:
+        __slots__ = ("calls", "__weakref__")
+
+    seen_outside = Counter()
+    seen_outside.calls = 0
+    real = iter(range(100))
+    report = minamp.doctor(lambda: (next(real), step()))
+    assert next(real) == report.steps == STEPS + 1 <= 5  # an iterator is where it stands
+    assert runs == cell["n"] == seen_outside.calls == 0 and held == [] and seen == []
+    assert w.tolist() == [1.0, 2.0] and w.grad is None and w._version == [0]
+
+
+def test_hooks_views_and_replaced_arrays_come_back():
+    p = minamp.tensor([1.0, 2.0], requires_grad=True)
+    array, node, extra = p._data, p._node, {"a": [1, {2}], "b": p}
+    before = Snapshot(p=p, extra=extra)
+    p.register_hook(lambda g: g)
+    p.data = np.zeros(2, np.float16)
+    p.grad = minamp.ones(2, dtype=float16)
+    extra["a"][1].add(3)
+    extra["a"].append(4)
+    del extra["b"]
+    before.restore()
+    assert p._data is array and p.tolist() == [1.0, 2.0] and p.grad is None and p._node is node
+    assert node.dtype == np.float32 and not node.hooks
+    assert extra["a"] == [1, {2}] and extra["b"] is p
+
+
+def test_other_profilers_stay():
+    t, other = Trainer(), lambda *_: None
+    sys.setprofile(other)
+    try:
+        examine(t)
+        assert sys.getprofile() is other
+    finally:
+        sys.setprofile(None)
+
+
+def test_report_as_text_and_as_data():
+    finding = Finding(
+        "loss_in_half",
+        "error",
+        "The loss is half.",
+        "a.py:3 in f: x",
+        "loss.float()",
+        {"loss": 2.0**16, "g": np.inf},
+    )
+    report = Report([finding], Advice("Use it.", {"share": 0.5, "top": float("nan")}), 4, "ValueError: no")
+    text = str(report)
+    for part in (
+        "1 finding in 4 runs",
+        "error: loss_in_half",
+        "a.py:3",
+        "65536 (2^16)",
+        "loss.float()",
+        "Use it.",
+        "ValueError: no",
+    ):
+        assert part in text
+    data = report.to_json()
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+    assert data["findings"][0]["evidence"] == {"loss": 65536.0, "g": "inf"}
+    assert data["advice"]["numbers"] == {"share": 0.5, "top": "nan"} and data["steps"] == 4
+    assert "nothing wrong" in str(Report([], Advice(""), 4)) and report[0] is finding and len(report) == 1
+
+
+def test_advice_has_its_numbers_from_the_float32_run():
+    t = Trainer()
+    numbers = examine(t).advice.numbers
+    assert numbers["parameters"] == 6 * 16 + 16 + 32 + 16 * 3 + 3
+    assert 0 < numbers["largest_gradient"] < 10  # not a thousand times that: the scale is taken out
+    assert (
+        numbers["init_scale"] <= numbers["ceiling"]
+        and numbers["ceiling"] * numbers["largest_gradient"] <= 65504 / 2
+    )
+    assert 0 <= numbers["flushed_at_init_scale"] <= numbers["flushed_unscaled"] <= 1
+
+
+def test_every_code_has_one_rule():
+    assert list(RULES) != [] and set(RULES) == set(CODES) and len(CODES) == 27
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, minamp.bfloat16])
+def test_largest_magnitude_by_bits(dtype):
+    x = np.array([[1.5, -3.0], [0.0, -0.25]]).astype(dtype)
+    assert largest(x) == largest(x.T) == 3.0 and largest(x[:0]) == 0.0
+    x[1, 0] = -np.inf
+    assert largest(x) == np.inf
+    x[0, 0] = np.nan
+    assert np.isnan(largest(x))
+
+
+@pytest.mark.parametrize(
+    "argument, value, text",
+    [
+        ("step", 3, "doctor: step must be callable without arguments, got int: put one training step"),
+        ("model", [1], "doctor: model must be a Module or a list of Modules, got int: give model=model"),
+        (
+            "optimizer",
+            "SGD",
+            "doctor: optimizer must be an Optimizer or a list of them, got str: give optimizer=optimizer",
+        ),
+        ("scaler", 2.0, "doctor: scaler must be a GradScaler or None, got float: give scaler=scaler"),
+    ],
+)
+def test_arguments_of_the_wrong_kind(argument, value, text):
+    t = Trainer()
+    arguments = dict(step=t.step, model=t.model, optimizer=t.optimizer, scaler=t.scaler) | {argument: value}
+    with pytest.raises(TypeError) as raised:
+        minamp.doctor(**arguments)
+    assert text in str(raised.value) and t.count == 0
