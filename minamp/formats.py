@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
+from minamp import halves
+
 float64 = np.dtype(np.float64)
 float32 = np.dtype(np.float32)
 float16 = np.dtype(np.float16)
@@ -74,12 +76,7 @@ _HALF = frozenset((float16, bfloat16))
 _LOW = frozenset((float16, bfloat16, float8_e4m3fn, float8_e5m2))
 _NAMES = ", ".join(f.name for f in FORMATS.values())
 
-# Below this size one astype is quicker than a dozen NumPy calls; above it arrays are worked through in pieces
-# whose scratch space stays in the second-level cache (65536 float32 are 256 KiB).
-_SMALL = 2048
-_CHUNK = 65536
-_INF = 0x7F800000  # float32 bits of infinity, which are also the mask of the exponent
-_TINY = np.full(_CHUNK, 2.0**-14, np.float32)  # an array: NumPy's maximum with a scalar is three times slower
+_SMALL = 2048  # below this size one astype is quicker than a dozen NumPy calls
 
 
 def _unsupported(dtype) -> TypeError:
@@ -118,7 +115,7 @@ def widen(a: np.ndarray) -> np.ndarray:
     if a.dtype != float16 or a.size < 4 * _SMALL:
         return a.astype(float32)  # ml_dtypes takes 0.1 ms per million bfloat16; and widening never warns
     source, target, out = _flat(a, float32)
-    _widen_half(source, target)
+    halves.widen(source, target)
     return out
 
 
@@ -140,7 +137,7 @@ def narrow(a: np.ndarray, dtype) -> np.ndarray:
         if a.size < _SMALL:
             return a.astype(dtype)
         source, target, out = _flat(_to_odd(a) if a.dtype == float64 else a, dtype)
-        _narrow_half(source, target)
+        halves.narrow(source, target)
     return out
 
 
@@ -170,7 +167,7 @@ def round_to(a: np.ndarray, dtype, out: np.ndarray | None = None) -> np.ndarray:
     else:
         source, target, result = _flat(a, float32, out)
         with np.errstate(all="ignore"):
-            _round_half(source, target)
+            halves.round_(source, target)
     if out is None or result is out:
         return result
     np.copyto(out, result, casting="unsafe")
@@ -219,82 +216,6 @@ def _dense(a: np.ndarray) -> bool:
     return a.transpose(sorted(range(a.ndim), key=lambda i: -a.strides[i])).flags.c_contiguous
 
 
-def _pieces(*arrays):
-    for start in range(0, arrays[0].size, _CHUNK):
-        yield [x[start : start + _CHUNK] for x in arrays]
-
-
-def _widen_half(source: np.ndarray, target: np.ndarray) -> None:
-    """Half's exponent and mantissa, moved into float32's place, are the value times 2^-112."""
-    for h, y, bits in _pieces(source.view(np.int16), target, target.view(np.int32)):
-        bits[...] = h  # the sign extends to the left: int16 0x8000 becomes 0xFFFF8000
-        bits <<= 13
-        bits &= -0x70000001  # 0x8FFFFFFF: the sign and the low 28 bits
-        y *= np.float32(2.0**112)
-        if (
-            h.max() >= 0x7C00 or h.view(np.uint16).max() >= 0xFC00
-        ):  # exponent 31 came out as 2^16 times the mantissa
-            special = np.flatnonzero((h & 0x7FFF) >= 0x7C00)
-            y[special] = h[special].view(float16).astype(float32)
-
-
-def _narrow_half(source: np.ndarray, target: np.ndarray) -> None:
-    """float32 to half in one addition per element, for normals, subnormals and overflow alike.
-
-    Let 2^e be the power of two at or below |x|, but not below half's smallest normal 2^-14. In |x| + 2^(e+13)
-    the last bit of float32 is worth 2^(e-10), half's spacing at x: the processor's own rounding is the one
-    wanted, and the low bits of the sum count half's steps. Adding e in half's exponent field, into which a
-    count of 1024 carries, gives the pattern. A start of 0x3C00 in the low bits removes the bias: float32's
-    field holds e + 127, and 0x3C00 is (14 - 127) * 2^10 modulo 2^16.
-    """
-    step = np.float32(2.0**13 * (1 + 0x3C00 * 2.0**-23))
-    scratch = [np.empty(min(source.size, _CHUNK), dtype) for dtype in (np.int32, np.int32, np.float32)]
-    for x, h in _pieces(source.view(np.int32), target.view(np.uint16)):
-        a, power, total = (s[: x.size] for s in scratch)
-        np.bitwise_and(x, 0x7FFFFFFF, out=a)
-        top = a.max()
-        nan = None
-        if top >= 0x47800000:  # 65536: all from here on is inf, and so is 65536 itself
-            nan = np.flatnonzero(a > _INF) if top > _INF else None
-            np.minimum(a, 0x47800000, out=a)
-        np.bitwise_and(a, _INF, out=power)
-        np.maximum(power.view(np.float32), _TINY[: x.size], out=power.view(np.float32))
-        np.multiply(power.view(np.float32), step, out=total)
-        total += a.view(np.float32)
-        power >>= 13
-        power += total.view(np.int32)
-        np.right_shift(x, 16, out=a)
-        a &= 0x8000
-        power |= a
-        np.copyto(h, power, casting="unsafe")  # the low 16 bits
-        if nan is not None:
-            h[nan] = x[nan].view(np.float32).astype(float16).view(np.uint16)
-
-
-def _round_half(source: np.ndarray, target: np.ndarray) -> None:
-    """The same addition, with 1.5 * 2^(e+13) so that both signs stay in one binade, and then undone."""
-    scratch = [np.empty(min(source.size, _CHUNK), dtype) for dtype in (np.float32, np.int32)]
-    for x, y in _pieces(source, target):
-        power, sign = (s[: x.size] for s in scratch)
-        bits = power.view(np.int32)
-        np.bitwise_and(x.view(np.int32), _INF, out=bits)
-        low, high = bits.min(), bits.max()
-        if low < 113 << 23:  # below 2^-14
-            np.maximum(power, _TINY[: x.size], out=power)
-        if high >= 142 << 23:  # from 32768 on the result may be inf; inf and NaN need a finite power of two
-            np.minimum(power, np.float32(65536), out=power)
-        if low < 103 << 23:  # up to 2^-25, and a little above: results of 0, whose sign the sum forgets
-            np.bitwise_and(x.view(np.int32), -0x80000000, out=sign)
-        power *= np.float32(1.5 * 2.0**13)
-        np.add(x, power, out=y)
-        y -= power
-        if low < 103 << 23:
-            y.view(np.int32)[...] |= sign
-        if high >= 142 << 23:
-            y *= np.float32(2.0**112)  # 65536 times 2^112 is float32's first infinity
-            y *= np.float32(2.0**-112)
-
-
 def _round_tf32(a: np.ndarray) -> np.ndarray:
     """Add just under half of the last place kept, plus one if that place is odd, and cut."""
     bits = a.view(np.int32)
@@ -310,7 +231,7 @@ def _to_odd(a: np.ndarray) -> np.ndarray:
     1 + 2^-11 + 2^-40 would become 1 in half, a full step off.
     """
     source, target, out = _flat(a, float32)
-    for x, f in _pieces(source, target):
+    for x, f in halves.pieces(source, target):
         f[...] = x
         back = f.astype(float64)
         bits = f.view(np.int32)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from minamp import formats as F
+from minamp import halves
 from minamp.formats import (
     FORMATS,
     bfloat16,
@@ -563,4 +564,4 @@ def test_bits():
 
 
 def test_the_scratch_constant_survives():
-    assert (F._TINY == 2**-14).all()
+    assert (halves._TINY == 2**-14).all()

@@ -1,0 +1,136 @@
+"""The loops of the float16 casts: a few NumPy passes over pieces of flat arrays (formats.py has the casts themselves).
+
+A pass runs at the speed of the second-level cache, 0.1 ms per million float32, so what counts is the number of passes, and
+the size of the pieces: 32768 float32 (128 KiB) and three such pieces of scratch space fit a 1 MiB cache. A pass over them
+takes 3 us, so the calls themselves must be short: with a constant that is a 0-dim array one costs 0.3 us, with a Python int
+or a NumPy scalar, which has to be made into one, 0.8.
+"""
+
+import threading
+
+import numpy as np
+
+PIECE = 32768
+
+
+def _int(value):
+    return np.array(value, np.int32)
+
+
+def _float(value):
+    return np.array(value, np.float32)
+
+
+_EXPONENT = _int(0x7F800000)  # float32's exponent bits, which are also infinity
+_SIGN = _int(-0x80000000)
+_TINY = np.full(
+    PIECE, 2.0**-14, np.float32
+)  # half's smallest normal; NumPy's maximum with a scalar is three times slower
+_UP, _DOWN = _float(2.0**112), _float(2.0**-112)
+_13, _31 = _int(13), _int(31)
+
+
+class _Scratch(threading.local):
+    """Three pieces of scratch space, as int32 and as float32: kept per thread, so that they stay in the cache.
+
+    Right after a matrix product, whose blocks fill the cache, that takes a fifth off narrow and round_.
+    """
+
+    def __init__(self):
+        self.ints = tuple(np.empty((3, PIECE), np.int32))
+        self.floats = tuple(a.view(np.float32) for a in self.ints)
+
+    def of(self, n):
+        """The first n elements of each: three int32 arrays and three float32 arrays on the same memory."""
+        if n == PIECE:
+            return self.ints + self.floats
+        return [a[:n] for a in self.ints + self.floats]
+
+
+_scratch = _Scratch()
+
+
+def pieces(*arrays):
+    """The arrays, all flat and of one length, cut alike."""
+    for start in range(0, arrays[0].size, PIECE):
+        yield [x[start : start + PIECE] for x in arrays]
+
+
+_MAGNITUDE = _int(-0x70000001)  # 0x8FFFFFFF: the sign and the low 28 bits
+
+
+def widen(source, target):
+    """Half's exponent and mantissa, moved into float32's place, are the value times 2^-112."""
+    for h, y, bits in pieces(source.view(np.int16), target, target.view(np.int32)):
+        high = h.view(np.uint16).max()
+        bits[...] = h  # the sign extends to the left: int16 0x8000 becomes 0xFFFF8000
+        np.left_shift(bits, _13, bits)
+        if high >= 0x8000:  # some sign is set; after a relu there is none
+            np.bitwise_and(bits, _MAGNITUDE, bits)
+        np.multiply(y, _UP, y)
+        if high >= 0xFC00 or h.max() >= 0x7C00:  # exponent 31 came out as 2^16 times the mantissa
+            special = np.flatnonzero((h & 0x7FFF) >= 0x7C00)
+            y[special] = h[special].view(np.float16).astype(np.float32)
+
+
+_COUNT = _float(2.0**13 * (1 + 0x3C00 * 2.0**-23))
+_NEGATIVE = _int(-0x7FFF8000)  # 0x80008000
+
+
+def narrow(source, target):
+    """float32 to half in one addition per element, for normals, subnormals and overflow alike.
+
+    Let 2^e be the power of two at or below |x|, but not below half's smallest normal 2^-14. In |x| + 2^(e+13)
+    the last bit of float32 is worth 2^(e-10), half's spacing at x: the processor's own rounding is the one
+    wanted, and the low bits of the sum count half's steps. Adding e in half's exponent field, into which a
+    count of 1024 carries, gives the pattern. A start of 0x3C00 in the low bits removes the bias: float32's
+    field holds e + 127, and 0x3C00 is (14 - 127) * 2^10 modulo 2^16. For negative x the addend is negative and
+    starts at 0x3C00 + 0x8000, half's sign bit.
+    """
+    for x, bits, h in pieces(source, source.view(np.int32), target.view(np.int16)):
+        power, addend, total, power_f, addend_f, total_f = _scratch.of(x.size)
+        np.bitwise_and(bits, _EXPONENT, power)
+        high, finite = power.max(), x
+        np.maximum(power_f, _TINY[: x.size], out=power_f)
+        if high >= 143 << 23:  # 65536: all from here on is inf, and so is 65536 itself
+            np.minimum(power, 143 << 23, out=power)
+            finite = np.clip(x, -65536.0, 65536.0)
+        np.multiply(power_f, _COUNT, addend_f)
+        np.right_shift(bits, _31, total)
+        np.bitwise_and(total, _NEGATIVE, total)
+        np.bitwise_or(addend, total, addend)
+        np.add(finite, addend_f, total_f)
+        np.right_shift(power, _13, power)
+        np.add(power, total, power)
+        np.copyto(h, power, casting="unsafe")  # the low 16 bits
+        if high == _EXPONENT:
+            nan = np.flatnonzero(np.isnan(x))
+            h[nan] = x[nan].astype(np.float16).view(np.int16)
+
+
+_ABOVE = _float(1.5 * 2.0**13)
+
+
+def round_(source, target):
+    """float32 rounded to half's grid, kept in float32: the same addition, undone. `target` may be `source`.
+
+    The addend is 1.5 * 2^(e+13), so that both signs stay in one binade.
+    """
+    for x, y in pieces(source, target):
+        bits, sign, _, power, _, _ = _scratch.of(x.size)
+        np.bitwise_and(x.view(np.int32), _EXPONENT, bits)
+        low, high = bits.min(), bits.max()
+        if low < 113 << 23:  # below 2^-14
+            np.maximum(power, _TINY[: x.size], out=power)
+        if high >= 142 << 23:  # from 32768 on the result may be inf; inf and NaN need a finite power of two
+            np.minimum(power, 65536.0, out=power)
+        if low < 103 << 23:  # up to 2^-25, and a little above: results of 0, whose sign the sum forgets
+            np.bitwise_and(x.view(np.int32), _SIGN, sign)
+        np.multiply(power, _ABOVE, power)
+        np.add(x, power, y)
+        np.subtract(y, power, y)
+        if low < 103 << 23:
+            np.bitwise_or(y.view(np.int32), sign, y.view(np.int32))
+        if high >= 142 << 23:
+            np.multiply(y, _UP, y)  # 65536 times 2^112 is float32's first infinity
+            np.multiply(y, _DOWN, y)
