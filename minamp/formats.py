@@ -114,7 +114,7 @@ def widen(a: np.ndarray) -> np.ndarray:
         return a
     if a.dtype != float16 or a.size < 4 * _SMALL:
         return a.astype(float32)  # ml_dtypes takes 0.1 ms per million bfloat16; and widening never warns
-    source, target, out = _flat(a, float32)
+    source, target, out = flat(a, float32)
     halves.widen(source, target)
     return out
 
@@ -136,7 +136,7 @@ def narrow(a: np.ndarray, dtype) -> np.ndarray:
             return (_to_odd(a) if a.dtype == float64 else a).astype(dtype)
         if a.size < _SMALL:
             return a.astype(dtype)
-        source, target, out = _flat(_to_odd(a) if a.dtype == float64 else a, dtype)
+        source, target, out = flat(_to_odd(a) if a.dtype == float64 else a, dtype)
         halves.narrow(source, target)
     return out
 
@@ -165,7 +165,7 @@ def round_to(a: np.ndarray, dtype, out: np.ndarray | None = None) -> np.ndarray:
             if out is None:
                 result = result.astype(float32)
     else:
-        source, target, result = _flat(a, float32, out)
+        source, target, result = flat(a, float32, out)
         with np.errstate(all="ignore"):
             halves.round_(source, target)
     if out is None or result is out:
@@ -198,7 +198,7 @@ def _array(a) -> np.ndarray:
     return a if isinstance(a, (np.ndarray, np.generic)) else np.asarray(a)
 
 
-def _flat(a: np.ndarray, dtype: np.dtype, out: np.ndarray | None = None):
+def flat(a: np.ndarray, dtype: np.dtype, out: np.ndarray | None = None):
     """`a` and a new array of the same layout, both as flat views in memory order, and that new array itself.
 
     The new array is `out` where its layout allows.
@@ -230,7 +230,7 @@ def _to_odd(a: np.ndarray) -> np.ndarray:
     A second rounding then sees on which side of a midpoint the value lay. By way of plain float32
     1 + 2^-11 + 2^-40 would become 1 in half, a full step off.
     """
-    source, target, out = _flat(a, float32)
+    source, target, out = flat(a, float32)
     for x, f in halves.pieces(source, target):
         f[...] = x
         back = f.astype(float64)

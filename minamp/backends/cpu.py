@@ -42,7 +42,7 @@ from minamp.backends.place import (  # noqa: F401  picking and placing
 from minamp.backends.series import cumprod, cumsum, prod, recurrence, vector_norm  # noqa: F401
 from minamp.backends.update import adam, sgd  # noqa: F401  the optimizers' arithmetic
 from minamp.backends.upsample import upsample2d, upsample2d_grad  # noqa: F401
-from minamp.formats import cast, narrow, round_to, widen  # noqa: F401  part of the vocabulary
+from minamp.formats import cast, flat, narrow, round_to, widen  # noqa: F401  part of the vocabulary
 
 name = "cpu"
 
@@ -221,13 +221,23 @@ def cat(xs, dim):
     return np.concatenate(xs, axis=dim)
 
 
+_ZEROS = np.zeros(1 << 14, np.float32)
+
+
 def relu(x):
     if x.dtype.char == "e" and x.ndim:
         # Halves order like their bit patterns, so an int16 maximum with 0 is relu, 20x faster than NumPy's half maximum.
         # Only a nan with its sign bit set (bits above those of -inf) would be lost.
         if not x.size or x.view(np.uint16).max() <= 0xFC00:
             return np.maximum(x.view(np.int16), 0).view(x.dtype)
-    return np.maximum(x, 0)
+    if x.dtype != np.float32 or x.size < len(_ZEROS):
+        return np.maximum(x, 0)
+    # 0.2 ms per million: NumPy's maximum with a scalar takes 0.5
+    source, target, y = flat(x, x.dtype)
+    for start in range(0, x.size, len(_ZEROS)):
+        cut = slice(start, start + len(_ZEROS))
+        np.maximum(source[cut], _ZEROS[: x.size - start], out=target[cut])
+    return y
 
 
 def relu_grad(g, y):
