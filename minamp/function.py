@@ -95,7 +95,7 @@ class _Output:
         self.name, self.i = name, i
 
     def pull(self, node, g, create_graph):
-        yield node.edges[0], _Gradients({self.i: g})
+        yield node.edges[0], _Gradients({self.i: g}), False
 
     def free(self, node):
         pass
@@ -142,7 +142,7 @@ class _Applied:
             gx = gx.to(dtype) if create_graph else _on_grid(gx, dtype)
             for observe in observers:
                 observe("backward", self, (gradients, node, i), gx)
-            yield edge, gx
+            yield edge, gx, False
 
     def free(self, node):
         self.ctx._saved = FREED if self.ctx._saved else ()

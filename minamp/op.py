@@ -321,7 +321,10 @@ class Op:
     # -- backward: widen, compute, undo the broadcast, round
 
     def pull(self, node, g, create_graph):
-        """Yield (edge, gradient) for every argument of `node` that wants one, given the gradient `g` of its output."""
+        """Yield (edge, gradient, new) for every argument of `node` that wants one, given the gradient `g` of its output.
+
+        new: nobody else holds the array. It may then be rounded where it lies, and a leaf may keep it.
+        """
         if node.saved is FREED:
             raise RuntimeError(
                 f"backward through {self.name} a second time: its saved values were freed by the first backward. "
@@ -363,17 +366,19 @@ class Op:
             gx = vjp(m, g, **{n: env[n] if n in env else self._shape(node, n) for n in names})
             if gx.shape != shape:
                 gx = m.sum_to(gx, shape)
+            new = _is_new(gx, g, env) and not (create_graph or self.variadic)
             if create_graph:
                 gx = gx.to(dtype)
             elif is_half(dtype):
                 if not (moves or gx is g and node.dtype == dtype):  # those lie on the grid already
-                    gx = backends.of(gx).grid(gx, dtype)
+                    gx = backends.of(gx).grid(gx, dtype, new)
             elif gx.dtype != dtype:
                 gx = backends.of(gx).cast(backends.array(gx), dtype)
             if observers:
+                new = False  # they may keep it
                 for observe in observers:
                     observe("backward", self, (g, node, i), gx)
-            yield edge, gx
+            yield edge, gx, new
 
     def free(self, node):
         """Let go of what `node` kept; a node that kept nothing can be walked again."""
@@ -382,6 +387,16 @@ class Op:
 
     def _shape(self, node, name):
         return [shape for shape, _ in node.metas] if self.variadic else node.metas[self.shapes[name]][0]
+
+
+def _is_new(gx, g, env):
+    """Whether the array gx was made by the gradient itself: no view, and none of the values it was computed from."""
+    return (
+        type(gx) is np.ndarray
+        and gx.base is None
+        and gx is not g
+        and not any(value is gx for value in env.values())
+    )
 
 
 def composite(function):

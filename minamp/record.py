@@ -170,13 +170,13 @@ def run_backward(roots, gradients, retain_graph=False, create_graph=False, wante
             a = backends.widen(a)
         return a + b
 
-    def give(node, g):
+    def give(node, g, new=False):
         if node not in pending:
-            pending[node] = [g, 1]
+            pending[node] = [g, 1, new]
             heapq.heappush(heap, node)
         else:
             entry = pending[node]
-            entry[0], entry[1] = add(entry[0], g), entry[1] + 1
+            entry[:] = add(entry[0], g), entry[1] + 1, False
             if grad_mode.naive_half_sums and is_half(node.dtype) and not create_graph:
                 entry[0] = backends.of(entry[0]).grid(entry[0], node.dtype)
 
@@ -184,21 +184,22 @@ def run_backward(roots, gradients, retain_graph=False, create_graph=False, wante
         give(node, g)
     while heap:
         node = heapq.heappop(heap)
-        g, count = pending.pop(node)
+        g, count, new = pending.pop(node)  # new: no one else holds this array
         try:
             is_cast = node.op is not None and node.op.is_cast
             if count > 1 and is_half(node.dtype) and not is_cast and not create_graph:
                 g = backends.of(g).grid(g, node.dtype)
             for hook in node.hooks or ():
-                g = hook(g)
+                g, new = hook(g), False
             if node in captured:
-                captured[node] = g
+                captured[node], new = g, False
             if node.op is None:
                 if wanted is None:
-                    arrived.append((node.leaf, node.leaf._accumulated(g)))
+                    arrived.append((node.leaf, node.leaf._accumulated(g, new)))
                 continue
-            for edge, gx in node.op.pull(node, g, create_graph):
-                give(edge, gx)
+            passed_on = new and len(node.edges) == 1
+            for edge, gx, made in node.op.pull(node, g, create_graph):
+                give(edge, gx, made or gx is g and passed_on)
         except (MemoryError, RuntimeError) as error:
             backends.explain(error, described(node))
             raise

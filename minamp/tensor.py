@@ -273,16 +273,19 @@ class Tensor:
         gradient = gradient.to(self.dtype)
         return gradient if create_graph else _travelling(gradient._data)
 
-    def _as_gradient(self, g):
-        """An arriving gradient (array, or Tensor under create_graph) as a Tensor of this tensor's dtype."""
+    def _as_gradient(self, g, new=False):
+        """An arriving gradient (array, or Tensor under create_graph) as a Tensor of this tensor's dtype.
+
+        new: no one else holds the array, so it is kept without a copy where its dtype is right.
+        """
         if isinstance(g, Tensor):
             return g.to(self.dtype)
-        return Tensor(backends.of(g).owned(g, self.dtype))
+        return Tensor(g if new and g.dtype == self.dtype else backends.of(g).owned(g, self.dtype))
 
-    def _accumulated(self, g):
+    def _accumulated(self, g, new=False):
         """.grad with an arriving gradient added in float32, in this tensor's dtype: a new Tensor, or the array it is to hold."""
         if self._grad is None:
-            return self._as_gradient(g)
+            return self._as_gradient(g, new)
         if isinstance(g, Tensor):  # create_graph: .grad keeps its history
             return self._grad + g.to(self.dtype)
         m = backends.of(g)

@@ -6,7 +6,6 @@ import warnings
 import numpy as np
 import pytest
 
-from minamp import formats as F
 from minamp import halves
 from minamp.formats import (
     FORMATS,

@@ -42,7 +42,8 @@ from minamp.backends.place import (  # noqa: F401  picking and placing
 from minamp.backends.series import cumprod, cumsum, prod, recurrence, vector_norm  # noqa: F401
 from minamp.backends.update import adam, sgd  # noqa: F401  the optimizers' arithmetic
 from minamp.backends.upsample import upsample2d, upsample2d_grad  # noqa: F401
-from minamp.formats import cast, flat, narrow, round_to, widen  # noqa: F401  part of the vocabulary
+from minamp.formats import cast, narrow, round_to, widen  # noqa: F401  part of the vocabulary
+from minamp.formats import flat as _flat
 
 name = "cpu"
 
@@ -93,10 +94,15 @@ def keep_mask(generator, shape, p):
     return generator.random(shape, np.float32) >= p
 
 
-def grid(g, dtype):
-    """A gradient rounded to `dtype`, in the form it travels in: as float32 words, which no later op has to widen."""
+def grid(g, dtype, new=False):
+    """A gradient rounded to `dtype`, in the form it travels in: as float32 words, which no later op has to widen.
+
+    new: it may be rounded where it lies, which takes a fifth less time (0.7 ms per million).
+    """
     g = np.asarray(g)
-    return widen(narrow(g, dtype)) if g.dtype == np.float64 else round_to(widen(g), dtype)
+    if g.dtype == np.float64:
+        return widen(narrow(g, dtype))
+    return round_to(widen(g), dtype, out=g if new and g.dtype == np.float32 else None)
 
 
 def store(out, x):
@@ -233,7 +239,7 @@ def relu(x):
     if x.dtype != np.float32 or x.size < len(_ZEROS):
         return np.maximum(x, 0)
     # 0.2 ms per million: NumPy's maximum with a scalar takes 0.5
-    source, target, y = flat(x, x.dtype)
+    source, target, y = _flat(x, x.dtype)
     for start in range(0, x.size, len(_ZEROS)):
         cut = slice(start, start + len(_ZEROS))
         np.maximum(source[cut], _ZEROS[: x.size - start], out=target[cut])
