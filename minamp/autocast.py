@@ -14,7 +14,7 @@ import numpy as np
 from minamp.backends import device_type as check_device
 from minamp.formats import bfloat16, float16, float32, is_half
 from minamp.record import enable_grad, grad_mode
-from minamp.tensor import Tensor
+from minamp.tensor import OPS, Tensor
 
 
 class _State(threading.local):
@@ -185,7 +185,7 @@ def cast(tensor, dtype):
     if found is not None and found[1] == tensor._version[0]:
         return found[2]
     with enable_grad():
-        copy = tensor.to(dtype)
+        copy = OPS["to"](tensor, dtype, factor=True)
     state.cache[key] = (tensor, tensor._version[0], copy)
     return copy
 

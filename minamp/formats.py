@@ -3,7 +3,7 @@
 Every cast here rounds once, to nearest with ties to even, keeps subnormals, infinities, NaN and the sign of
 zero, and never warns. float16 is converted by arithmetic on whole arrays because NumPy's own cast is slow:
 half to single takes 2.2 ms per million (here 0.5), single to half 3.3 ms and, for small gradients, 43 ms,
-since every result that underflows raises a flag of its own (here 1.7 ms always).
+since every result that underflows raises a flag of its own (here 1.5 ms always).
 The tests prove the casts over all 65,536 half patterns and all rounding boundaries.
 """
 
@@ -112,7 +112,7 @@ def widen(a: np.ndarray) -> np.ndarray:
     """float16, bfloat16 or float8 as float32, exactly, layout kept; other arrays come back as they are."""
     if a.dtype not in _LOW:
         return a
-    if a.dtype != float16 or a.size < 4 * _SMALL:
+    if a.dtype != float16 or a.size < 4 * _SMALL or not isinstance(a, np.ndarray):
         return a.astype(float32)  # ml_dtypes takes 0.1 ms per million bfloat16; and widening never warns
     source, target, out = flat(a, float32)
     halves.widen(source, target)

@@ -8,6 +8,7 @@ import numpy as np
 from minamp.backends import cpu, device
 from minamp.backends.device import gpu_status
 from minamp.backends.errors import explain, guard
+from minamp.backends.ongrid import OnGrid
 
 
 def of(array):
@@ -42,7 +43,7 @@ quietly = _Quietly()
 
 def array(data):
     """`data` as it is if it is an array of a backend, else as a NumPy array."""
-    return data if device.holds(data) else np.asarray(data)
+    return data if isinstance(data, OnGrid) or device.holds(data) else np.asarray(data)
 
 
 def host(array):

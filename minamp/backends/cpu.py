@@ -23,6 +23,7 @@ from minamp.backends.conv import (  # noqa: F401  the convolution room, same voc
     window_mean_grad,
 )
 from minamp.backends.erf import erf  # noqa: F401
+from minamp.backends.ongrid import OnGrid
 from minamp.backends.place import (  # noqa: F401  picking and placing
     argsort,
     constant_pad_nd,
@@ -92,6 +93,13 @@ def lower_triangle(rows, cols):
 def keep_mask(generator, shape, p):
     """A bool array, False with probability p."""
     return generator.random(shape, np.float32) >= p
+
+
+def factor(x, dtype):
+    """`x` rounded to `dtype` for products alone, as an array or, where that is large enough to pay, what reads like one."""
+    if dtype != np.float16 or x.dtype != np.float32 or x.size < 8192:
+        return cast(x, dtype)
+    return OnGrid(round_to(x, dtype))
 
 
 def grid(g, dtype, new=False):

@@ -85,6 +85,11 @@ def keep_mask(generator, shape, p):
     return kernels.keep_mask(int(generator.integers(2**63)), shape, p)
 
 
+def factor(x, dtype):
+    """`x` rounded to `dtype` for products alone: as halves, which is what tensor cores multiply."""
+    return cast(x, dtype)
+
+
 def grid(g, dtype, new=False):
     """A gradient rounded to `dtype`, in the form it travels in: as halves, which the next product takes as they are."""
     return narrow(g, dtype)

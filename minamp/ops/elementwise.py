@@ -13,11 +13,12 @@ from minamp.tensor import Tensor
 class to:
     """x in another dtype. An ordinary op with an ordinary gradient: the gradient is cast back to the dtype of x."""
 
-    def call(x, dtype):
-        return (x,), {"target": np.dtype(dtype)}
+    def call(x, dtype, factor=False):
+        # factor: the copy of a weight that autocast keeps, which is multiplied and not looked at
+        return (x,), {"target": np.dtype(dtype), "factor": factor}
 
-    def forward(m, x, *, target):
-        return m.cast(x, target)
+    def forward(m, x, *, target, factor):
+        return m.factor(x, target) if factor else m.cast(x, target)
 
     def vjp_x(m, g):
         return g
