@@ -8,7 +8,9 @@ import pytest
 
 import minamp
 import minamp.nn.functional as F
-from minamp import autocast, bfloat16, float16, float32, float64
+from minamp import autocast, backends, bfloat16, float16, float32, float64
+from minamp.autocast import cast
+from minamp.backends.ongrid import OnGrid
 from minamp.record import observe
 
 
@@ -472,3 +474,44 @@ def test_setters_and_inference_mode():
             x @ w
 
     assert len([t for t in count_casts(body) if t is w]) == 2  # nothing is kept there
+
+
+# --------------------------------------------------------------------------------------------- a weight's copy is not packed
+
+
+def test_a_large_weights_copy_reads_like_half_and_holds_float32_on_its_grid():
+    w = rand(128, 96, grad=True)
+    with minamp.autocast():
+        copy = cast(w, float16)
+    want = w._data.astype(np.float16)
+    kept = copy._data
+    assert type(kept) is OnGrid and kept.dtype == np.float16 and kept.nbytes == 4 * w.numel()
+    assert np.array_equal(np.asarray(kept), want) and np.array_equal(kept[3], want[3])
+    assert np.array_equal(backends.widen(kept), want.astype(np.float32))
+    assert np.array_equal(np.asarray(kept.reshape(96, 128)), want.reshape(96, 128))
+    assert np.array_equal(np.asarray(kept.swapaxes(0, 1)), want.T)
+    assert copy.dtype == np.float16 and np.array_equal(copy.detach().numpy(), want)
+    with pytest.raises(ValueError, match="read-only"):
+        backends.widen(kept)[0] = 0
+
+
+@pytest.mark.parametrize("dtype", [float16, bfloat16])
+def test_gradients_through_a_weights_copy_equal_those_through_a_plain_half(dtype):
+    w, x = rand(128, 96, grad=True), rand(32, 96)
+    with minamp.autocast(dtype=dtype):
+        minamp.matmul(x, w.transpose(0, 1)).sum().backward()
+        F.linear(x, w).sum().backward()
+    got, w.grad = w.grad, None
+    for _ in range(2):
+        F.linear(x.to(dtype), w.to(dtype)).float().sum().backward()
+    assert np.array_equal(got._data, w.grad._data)
+
+
+def test_a_gradient_that_somebody_else_holds_is_not_taken_over():
+    a, b = rand(8, grad=True), rand(8, grad=True)
+    seen = []
+    c = a * 2
+    c.register_hook(lambda g: seen.append(g))
+    (c + b).sum().backward()
+    arrays = [a.grad._data, b.grad._data, seen[0]._data]
+    assert not any(np.may_share_memory(p, q) for i, p in enumerate(arrays) for q in arrays[:i])
