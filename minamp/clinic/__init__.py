@@ -13,7 +13,7 @@ from minamp.clinic.restore import Snapshot
 from minamp.clinic.trace import Trace
 from minamp.record import observe
 
-STEPS = 3  # as many show what one step leaves to the next: stale gradients, a missing update, a falling scale
+STEPS = 2  # what one step leaves to the next shows in the second: stale gradients, a missing update, a falling scale
 
 
 def doctor(step, model=None, optimizer=None, scaler=None):
@@ -24,9 +24,9 @@ def doctor(step, model=None, optimizer=None, scaler=None):
     cause before its consequences, empty for a healthy step; print it, or take report.to_json(). report.advice says what one
     step in float32 tells about scale and formats.
 
-    The step runs four times at most. Model, optimizer, scaler, gradients, random generators and all that the step reaches
+    The step runs three times at most. Model, optimizer, scaler, gradients, random generators and all that the step reaches
     through its closure, its object and its globals are put back, also when it raises. What can't be put back: iterators (a
-    data loader is four batches further), files, prints. An error that the doctor knows becomes a finding, any other is
+    data loader is three batches further), files, prints. An error that the doctor knows becomes a finding, any other is
     raised again. TypeError for an argument of the wrong kind.
     """
     patient = Patient(step, model, optimizer, scaler)
@@ -55,9 +55,6 @@ def _observe(step, trace, patient):
         for calls.step in range(STEPS):
             trace.steps += 1
             ops.made.clear()
-            ops.ranges = (
-                calls.step < STEPS - 1
-            )  # what a forward makes shows in two steps; the last is for the order
             try:
                 step()
             except Exception as error:

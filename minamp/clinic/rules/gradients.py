@@ -8,7 +8,7 @@ from minamp.formats import float16
 
 FLUSHED = 0.1  # of all non-zero gradients; a healthy run at 2^16 stays below 0.04
 FLUSHED_OF_ONE = 0.5  # of one parameter's
-FALLS = 3  # skipped steps in a row
+FALLS = 2  # skipped steps in a row
 STARTING = 10  # halvings that a start at too high a scale may need: 2^24 where 2^14 would do
 
 
@@ -63,10 +63,11 @@ def scale_pinned(trace):
     for u in updates:
         skipped = _skipped(trace, u)
         before, after = u.facts["scale"], u.facts["scale_after"]
-        if skipped and after >= before:
+        if skipped and (after >= before or u.facts["floor"] > _allowed(trace)):
+            floor = max(u.facts["floor"], after)
             return error(
-                f"The gradients overflow at a scale of {before:g}, and the scaler's floor forbids a smaller one: every step is "
-                "skipped.",
+                f"The gradients overflow at a scale of {before:g}, and the scaler's floor of {floor:g} forbids one that would "
+                "do: every step is skipped.",
                 u.line,
                 "scaler = GradScaler(min_scale=1.0)   # or none",
                 scale=before,
