@@ -16,10 +16,10 @@ from minamp import GradScaler, autocast, float16, nn, optim
 from minamp.autocast import state as autocast_state
 from minamp.clinic import STEPS
 from minamp.clinic.report import Advice, Finding, Report
-from minamp.clinic.restore import Snapshot
 from minamp.clinic.rules.base import CODES, RULES
 from minamp.clinic.trace import largest
 from minamp.record import observers
+from minamp.restore import Snapshot
 
 
 class Trainer:

@@ -15,8 +15,8 @@ import minamp.nn.functional as F
 from minamp import autocast, nn, optim, verify_amp, watch
 from minamp.autocast import state, without_autocast
 from minamp.record import observers
+from minamp.restore import restored
 from minamp.verify.report import Pair, Report, Seen
-from minamp.verify.restore import restored
 
 ROOT = Path(minamp.__file__).parents[1]
 

@@ -1,17 +1,18 @@
 """doctor: what is wrong with a mixed-precision training step, in words.
 
-Data flows one way: restore.py keeps the state safe, instruments.py record what the step does as plain facts (trace.py), the
-rules (rules/) turn facts into findings, report.py says them. advice.py looks at one step in float32.
+Data flows one way: minamp/restore.py keeps the state safe, instruments.py record what the step does as plain facts (trace.py),
+the rules (rules/) turn facts into findings, report.py says them. advice.py looks at one step in float32.
 """
 
+from minamp.autocast import without_autocast
 from minamp.clinic import advice, rules
-from minamp.clinic.advice import Reference, autocast_off
+from minamp.clinic.advice import Reference
 from minamp.clinic.instruments import Calls, Ops, error_of
 from minamp.clinic.patient import Patient
 from minamp.clinic.report import Advice, Finding, Report
-from minamp.clinic.restore import Snapshot
 from minamp.clinic.trace import Trace
 from minamp.record import observe
+from minamp.restore import restored
 
 STEPS = 2  # what one step leaves to the next shows in the second: stale gradients, a missing update, a falling scale
 
@@ -30,17 +31,14 @@ def doctor(step, model=None, optimizer=None, scaler=None):
     raised again. TypeError for an argument of the wrong kind.
     """
     patient = Patient(step, model, optimizer, scaler)
-    before = Snapshot(step=step, model=model, optimizer=optimizer, scaler=scaler)
-    trace = Trace(
-        parameters=patient.describe(), scaler_given=patient.scaled, batch_norms=patient.batch_norms()
-    )
-    try:
+    with restored(step=step, model=model, optimizer=optimizer, scaler=scaler) as before:
+        trace = Trace(
+            parameters=patient.describe(), scaler_given=patient.scaled, batch_norms=patient.batch_norms()
+        )
         _observe(step, trace, patient)
         trace.half_state = patient.half_state(before)
         before.restore()
         _in_float32(step, trace, patient)
-    finally:
-        before.restore()
     findings = rules.judge(trace)
     if trace.error is not None and not rules.explained(trace.error, findings):
         raise trace.error.exception
@@ -70,7 +68,7 @@ def _in_float32(step, trace, patient):
     ops = Ops(calls, ranges=False)
     trace.reference = Reference(patient.names, lambda: rules.scale_of_last_backward(aside))
     trace.steps += 1
-    with autocast_off(), trace.reference, ops, observe(trace.reference.tick), calls:
+    with without_autocast(), trace.reference, ops, observe(trace.reference.tick), calls:
         try:
             step()
             trace.reference.complete = True

@@ -7,8 +7,6 @@ from collections import defaultdict
 import numpy as np
 
 from minamp import backends
-from minamp.autocast import autocast
-from minamp.autocast import state as autocast_state
 from minamp.clinic.report import Advice
 from minamp.clinic.trace import largest
 from minamp.formats import float16, format_of, is_half
@@ -22,25 +20,6 @@ ROOM = 2.0  # gradients of other batches are larger: keep a factor of 2 below th
 SAMPLE = 2**16
 USUAL_SCALE = 2.0**16
 USUAL_SHARE = 0.01  # of the non-zero gradients may be flushed without anybody noticing
-
-
-class autocast_off:
-    """Context manager: every autocast region that is entered inside stays switched off."""
-
-    def __enter__(self):
-        self.enter = autocast.__enter__
-        enter = self.enter
-
-        def entered(region):
-            enter(region)
-            autocast_state.enabled = False
-            return region
-
-        autocast.__enter__ = entered
-        return self
-
-    def __exit__(self, *_):
-        autocast.__enter__ = self.enter
 
 
 class Reference(observe):

@@ -16,9 +16,9 @@ from minamp.backends.device import clock
 from minamp.formats import float32, is_floating, is_half
 from minamp.policy import LOWER_PRECISION
 from minamp.record import observe
+from minamp.restore import restored
 from minamp.tensor import Tensor
 from minamp.verify.report import Pair, Report, Seen
-from minamp.verify.restore import restored
 from minamp.watch import peak_memory, saved_bytes
 
 
@@ -40,7 +40,7 @@ def verify_amp(step, *, model=None, optimizer=None, scaler=None, rounds=10):
         )
     if rounds < 1:
         raise ValueError(f"verify_amp: rounds must be at least 1, got {rounds}")
-    with restored(model, optimizer, scaler):
+    with restored(model=model, optimizer=optimizer, scaler=scaler):
         if scaler is not None and scaler.is_enabled():
             scaler.load_state_dict({**scaler.state_dict(), "scale": 1.0, "_growth_tracker": 0})
         looks = _both(_Look, step)  # the warm-up, too: optimizers make their state in the first step

@@ -7,6 +7,7 @@ Beyond its reach: iterators and generators (a data loader goes on where it stand
 """
 
 import collections
+import contextlib
 import functools
 import random
 import sys
@@ -26,6 +27,16 @@ _FOREIGN = {
     "numpy",
     "ml_dtypes",
 } | sys.stdlib_module_names  # their insides are nobody's training state
+
+
+@contextlib.contextmanager
+def restored(**roots):
+    """Context manager: what a block does to `roots`, all that they reach and the random generators is undone at its end."""
+    before = Snapshot(**roots)
+    try:
+        yield before
+    finally:
+        before.restore()
 
 
 class Snapshot:
