@@ -10,6 +10,7 @@ from collections import defaultdict
 import numpy as np
 
 from minamp import backends, weights
+from minamp.batch import Batch
 from minamp.create import generator
 from minamp.formats import float32, float64
 from minamp.nn.module import zero_grad
@@ -100,45 +101,55 @@ class Optimizer:
             with enable_grad():
                 result = closure()
         with backends.guard(f"{self._name}.step"):
+            groups = [(group, self._stored(group)) for group in self.param_groups]
+            owners = iter(weights.owners([w for _, stored in groups for w in stored], stepping=True))
+            batches = [(batch, g) for g, stored in groups for batch in self._batches(g, stored, owners)]
             # All memory is asked for before the first weight is written: a GPU without enough of it changes nothing.
-            ready = [
-                self._prepare(p, group)
-                for group in self.param_groups
-                for p in group["params"]
-                if weights.of(p, group, self).owner(stepping=True).grad is not None
-            ]
-            for weight, w, g, self._made, group in ready:
-                self._update(w, g, self.state[weight.p], group)
-                weight.write(w)
+            for batch, group in batches:
+                batch.prepare(self._buffer_names(group), self._counts(group))
+            for batch, group in batches:
+                self._update(batch, group)
+                for weight, w in zip(batch.weights, batch.ws, strict=True):
+                    weight.write(w)
         return result
 
-    def _prepare(self, p, group):
-        """What updating `p` takes: its weights.py object, value and gradient in float32, and buffers that are not there yet."""
-        weight = weights.of(p, group, self)
-        g = backends.widen(weight.owner(stepping=True).grad._data)
-        w = weight.read()
-        made = {
-            name: Tensor(backends.of(w).zeros_like(w))
-            for name in self._buffer_names(group)
-            if name not in self.state[p]
-        }
-        return weight, w, g if g.flags.c_contiguous else g.copy(), made, group
+    def _stored(self, group):
+        return [weights.of(p, group, self) for p in group["params"]]
 
-    def _update(self, w, g, state, group):
-        raise NotImplementedError(f"{self._name} has no _update(w, g, state, group): define it")
+    def _batches(self, group, stored, owners):
+        """The weights of a group that have a gradient, in Batches."""
+        batches = {}
+        for weight, owner in zip(stored, owners, strict=False):  # owners goes on with the next group's
+            if owner.grad is None:
+                continue
+            w, half, state = weight.read(), weight.half(), self.state[weight.p]
+            m = backends.of(w)
+            on_gpu = m.name == "cuda" and bool(group.get("capturable"))
+            key = (m, w.dtype, half is not None and half.dtype, on_gpu or self._stage(state))
+            if key not in batches:
+                flag = getattr(self, "found_inf", None)  # GradScaler's, there during its step
+                batches[key] = Batch(m, on_gpu and {"skip": None if flag is None else flag._data})
+            batches[key].add(weight, w, owner.grad._data, half, state)
+        return batches.values()
+
+    def _stage(self, state):
+        """What the tensors of one batch have in common: whether, or how often, they were updated before."""
 
     def _buffer_names(self, group):
-        """The buffers that _update will ask `_buffer` for."""
+        """The buffers that _update will ask its batch for."""
         return ()
 
-    _made = {}  # those that step() has made for the weight at hand
+    def _counts(self, group):
+        """Whether _update asks its batch for the number of the step."""
+        return False
 
-    def _buffer(self, state, name, like):
-        """The array of the buffer `name`, zeros at first."""
-        if name not in state:
-            made = self._made.get(name)
-            state[name] = Tensor(backends.of(like).zeros_like(like)) if made is None else made
-        return state[name]._data
+    def _update(self, batch, group):
+        raise NotImplementedError(f"{self._name} has no _update(batch, group): define it")
+
+    @property
+    def _reads_found_inf(self):
+        """Whether a step can be left out without anybody but the GPU knowing."""
+        return all(group.get("capturable") for group in self.param_groups)
 
     def master_params(self):
         """Per parameter, the tensor whose .grad step() uses: the float32 master of a half weight, or itself.
@@ -146,9 +157,7 @@ class Optimizer:
         A master's gradient is the half gradient, widened once. There GradScaler unscales and clip_grad_norm_
         clips, in float32, so that small gradients keep their digits; zero_grad() and step() drop it.
         """
-        for group in self.param_groups:
-            for p in group["params"]:
-                yield weights.of(p, group, self).owner()
+        return iter(weights.owners([w for group in self.param_groups for w in self._stored(group)]))
 
     @property
     def generator(self):
@@ -209,7 +218,7 @@ class Optimizer:
 
     def _loaded(self, i, p, name, value):
         if name == "step":
-            return int(value)
+            return int(value)  # also a counter that was on a GPU
         array = value._data if isinstance(value, Tensor) else value
         if not isinstance(array, np.ndarray) and not backends.device.holds(array):
             return value
@@ -235,7 +244,9 @@ class SGD(Optimizer):
     """w -= lr * g, with momentum, Nesterov momentum, weight decay; torch.optim.SGD's formulas.
 
     Half weights: master_weights=True keeps float32 copies; without them write_back is 'nearest', 'stochastic' or
-    'kahan' (weights.py). ValueError for options out of range.
+    'kahan' (weights.py). capturable=True: on a GPU a step under a GradScaler asks the host for nothing, so that it can be
+    captured (minamp.cuda.graph); the same numbers. foreach, fused: torch's choices between implementations, without
+    effect. ValueError for options out of range.
     """
 
     def __init__(
@@ -248,8 +259,11 @@ class SGD(Optimizer):
         nesterov=False,
         *,
         maximize=False,
+        capturable=False,
         master_weights=False,
         write_back="nearest",
+        foreach=None,
+        fused=None,
     ):
         super().__init__(
             params,
@@ -260,6 +274,7 @@ class SGD(Optimizer):
                 "weight_decay": weight_decay,
                 "nesterov": nesterov,
                 "maximize": maximize,
+                "capturable": capturable,
                 "master_weights": master_weights,
                 "write_back": write_back,
             },
@@ -274,15 +289,24 @@ class SGD(Optimizer):
                 f"got momentum={group['momentum']!r}, dampening={group['dampening']!r}"
             )
 
+    def _stage(self, state):
+        return "momentum_buffer" not in state
+
     def _buffer_names(self, group):
         return ("momentum_buffer",) if group["momentum"] else ()
 
-    def _update(self, w, g, state, group):
-        fresh = "momentum_buffer" not in state
-        backends.of(w).sgd(
-            w,
-            g,
-            self._buffer(state, "momentum_buffer", w) if group["momentum"] else None,
+    def _counts(self, group):
+        return bool(
+            group["momentum"]
+        )  # which step starts the buffer: a GPU that may leave some out has to know
+
+    def _update(self, batch, group):
+        fresh = self._stage(batch.states[0])
+        counted = {"steps": batch.steps()} if batch.on_gpu and group["momentum"] else {}
+        batch.m.sgd(
+            batch.ws,
+            batch.gs,
+            batch.buffers("momentum_buffer") if group["momentum"] else None,
             fresh,
             lr=group["lr"],
             momentum=group["momentum"],
@@ -290,6 +314,8 @@ class SGD(Optimizer):
             weight_decay=group["weight_decay"],
             nesterov=group["nesterov"],
             maximize=group["maximize"],
+            **counted,
+            **batch.options(),
         )
 
 
@@ -297,7 +323,8 @@ class Adam(Optimizer):
     """Steps of about lr whatever the gradient's size (Kingma and Ba, 2015); torch.optim.Adam's formulas.
 
     amsgrad=True: divide by the largest second moment so far (Reddi et al., 2018). Moments, eps and bias
-    correction are float32, where eps = 1e-8 is not 0, as it is in float16. master_weights, write_back: as in SGD.
+    correction are float32, where eps = 1e-8 is not 0, as it is in float16. capturable, master_weights, write_back,
+    foreach, fused: as in SGD.
     ValueError for options out of range.
     """
 
@@ -313,8 +340,11 @@ class Adam(Optimizer):
         amsgrad=False,
         *,
         maximize=False,
+        capturable=False,
         master_weights=False,
         write_back="nearest",
+        foreach=None,
+        fused=None,
     ):
         super().__init__(
             params,
@@ -325,6 +355,7 @@ class Adam(Optimizer):
                 "weight_decay": weight_decay,
                 "amsgrad": amsgrad,
                 "maximize": maximize,
+                "capturable": capturable,
                 "master_weights": master_weights,
                 "write_back": write_back,
             },
@@ -335,24 +366,30 @@ class Adam(Optimizer):
             self._require(group, option, group[option] >= 0, "at least 0")
         self._require(group, "betas", all(0 <= beta < 1 for beta in group["betas"]), "two numbers in [0, 1)")
 
+    def _stage(self, state):
+        return int(state.get("step", 0))
+
     def _buffer_names(self, group):
         return ("exp_avg", "exp_avg_sq") + ("max_exp_avg_sq",) * bool(group["amsgrad"])
 
-    def _update(self, w, g, state, group):
-        state["step"] = state.get("step", 0) + 1
-        backends.of(w).adam(
-            w,
-            g,
-            self._buffer(state, "exp_avg", w),
-            self._buffer(state, "exp_avg_sq", w),
-            self._buffer(state, "max_exp_avg_sq", w) if group["amsgrad"] else None,
-            state["step"],
+    def _counts(self, group):
+        return True
+
+    def _update(self, batch, group):
+        batch.m.adam(
+            batch.ws,
+            batch.gs,
+            batch.buffers("exp_avg"),
+            batch.buffers("exp_avg_sq"),
+            batch.buffers("max_exp_avg_sq") if group["amsgrad"] else None,
+            batch.steps(),
             lr=group["lr"],
             betas=group["betas"],
             eps=group["eps"],
             weight_decay=group["weight_decay"],
             decoupled=self.decoupled,
             maximize=group["maximize"],
+            **batch.options(),
         )
 
 

@@ -9,8 +9,13 @@ The whole algorithm, once per iteration:
                else good += 1, and at growth_interval good steps in a row scale *= growth_factor, good = 0
 
 Micikevicius et al., "Mixed Precision Training", 2018, section 3.2, with the dynamic rule of PyTorch's GradScaler.
+
+The scale and the count of good steps are arrays of one value where the loss lies, on a GPU too: unscale_ reads the scale there
+and update() changes it there. All the host asks for is found_inf, once a step, since it makes the step or skips it. Optimizers
+with capturable=True ask for nothing: their kernels read found_inf where it is, and so does update().
 """
 
+import functools
 import inspect
 from enum import Enum
 
@@ -20,6 +25,8 @@ from minamp import backends
 from minamp.evidence import Evidence
 from minamp.formats import float32
 from minamp.tensor import Tensor
+
+int32 = np.dtype(np.int32)
 
 
 class Stage(Enum):
@@ -59,11 +66,10 @@ class GradScaler:
         assert growth_factor > 1.0, f"GradScaler: growth_factor must be greater than 1, got {growth_factor}"
         assert backoff_factor < 1.0, f"GradScaler: backoff_factor must be less than 1, got {backoff_factor}"
         self._init_scale = init_scale
-        # A 0-dim float32 Tensor on the loss's device from the first scale() on, so that scale * loss stays in the graph,
-        # and the same number here, so that nobody has to ask a GPU for it.
-        self._scale, self._value = None, None
+        # From the first scale() on 0-dim Tensors, float32 and int32, on the loss's device.
+        self._scale = self._tracker = None
         self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
-        self._growth_interval, self._growth_tracker = growth_interval, 0
+        self._growth_interval, self._growth_tracker = growth_interval, 0  # the count to start from
         low = float("-inf") if min_scale is None else min_scale
         high = float("inf") if max_scale is None else max_scale
         if (min_scale is not None and init_scale < low) or (max_scale is not None and init_scale > high):
@@ -74,7 +80,8 @@ class GradScaler:
             raise ValueError(f"GradScaler: max_skips must be at least 1, got {max_skips}")
         self._min_scale, self._max_scale, self._max_skips = low, high, max_skips
         self._skips, self._evidence = 0, Evidence()
-        self._records = {}  # id(optimizer) -> [optimizer, Stage, found_inf or None]
+        # id(optimizer) -> [optimizer, Stage, found_inf]: 0.0, 1.0, a flag on the GPU, or None if there was no gradient
+        self._records = {}
 
     # -- the loss
 
@@ -88,11 +95,11 @@ class GradScaler:
             return outputs
         if isinstance(outputs, Tensor):
             if self._scale is None:
-                self._put(self._init_scale, outputs)
+                self._make_scale(backends.of(outputs._data))
             if self._max_skips:
                 self._evidence.loss(outputs)
             if not self._scale.device.same(outputs.device):
-                self._put(self._value, outputs)
+                self._scale, self._tracker = self._scale.to(outputs.device), self._tracker.to(outputs.device)
             return outputs * self._scale
         if isinstance(outputs, list | tuple):
             return type(outputs)(self.scale(x) for x in outputs)
@@ -101,6 +108,11 @@ class GradScaler:
         raise ValueError(
             f"scale: outputs must be a Tensor or nested lists and tuples of them, got {type(outputs).__name__}"
         )
+
+    @backends.guard("GradScaler: making the scale")
+    def _make_scale(self, m):
+        scale, tracker = m.full((), self._init_scale, float32), m.full((), self._growth_tracker, int32)
+        self._scale, self._tracker = Tensor(scale), Tensor(tracker)
 
     # -- one optimizer's gradients
 
@@ -122,13 +134,12 @@ class GradScaler:
             raise RuntimeError(
                 "unscale_() is being called after step(): call it before, so that step() uses unscaled gradients"
             )
-        record[2] = self._unscale(optimizer, 1.0 / self._value if self._value else float("inf"))
+        record[2] = self._unscale(optimizer, self._scale)
         record[1] = Stage.UNSCALED
 
     @backends.guard("unscale_")
-    @backends.quiet  # the float32 inverse of a vanishing scale is inf
-    def _unscale(self, optimizer, inverse, allow_half=False):
-        """Multiply every gradient by `inverse`; 1.0 if one was or became non-finite, 0.0 if none, None if there was none."""
+    def _unscale(self, optimizer, scale, allow_half=False):
+        """Divide every gradient by `scale` (None: only look at them); found_inf, as in _records."""
         gradients = []
         for position, owner in enumerate(self._owners(optimizer)):
             if owner.grad is None:
@@ -141,18 +152,26 @@ class GradScaler:
             gradients.append((position, owner.grad))
         if not gradients:
             return None
-        found = 0.0
-        inverse = float(np.float32(inverse))
-        for m in {
-            backends.of(g._data) for _, g in gradients
-        }:  # one pass, and on a GPU one wait, per kind of device
+        found, kinds = 0.0, {backends.of(g._data) for _, g in gradients}
+        for m in kinds:  # one pass, and on a GPU one wait, per kind of device
             here = [(position, g) for position, g in gradients if backends.of(g._data) is m]
-            for (position, g), bad in zip(here, m.unscale([g._data for _, g in here], inverse), strict=True):
-                if bad:
-                    found = 1.0
-                    self._evidence.gradient(position, g)
+            arrays = [g._data for _, g in here]
+            where = backends.device_name(arrays[0])
+            flags = m.unscale(arrays, None if scale is None else backends.move(scale._data, where))
+            for _, g in here:
                 g._version[0] += 1
+            if self._stays_on_gpu(optimizer, kinds):
+                return flags[:1]
+            flags = backends.host(flags)
+            found = max(found, float(flags[0]))
+            for i in np.flatnonzero(flags[1:]):
+                self._evidence.gradient(*here[i])
         return found
+
+    def _stays_on_gpu(self, optimizer, kinds):
+        """Whether found_inf is left on the GPU. Not with max_skips: the evidence it gives up with is gathered here."""
+        on_gpu = {m.name for m in kinds} == {backends.of(self._scale._data).name} == {"cuda"}
+        return on_gpu and not self._max_skips and getattr(optimizer, "_reads_found_inf", False)
 
     @staticmethod
     def _owners(optimizer):
@@ -166,7 +185,8 @@ class GradScaler:
     def step(self, optimizer, *args, **kwargs):
         """optimizer.step(*args, **kwargs) if every gradient is finite; its return value then, None if the step is skipped.
 
-        Unscales first if that was not done. minamp's optimizers return True from a step, so None means skipped.
+        Unscales first if that was not done. minamp's optimizers return True from a step, so None means skipped; only with
+        capturable=True on a GPU True says nothing: whether the step is made is decided there.
         RuntimeError for a second step before update() and for a closure; AssertionError before any scale() or when no parameter
         of the optimizer has a gradient.
         """
@@ -192,7 +212,14 @@ class GradScaler:
                     f"step: no parameter of this {type(optimizer).__name__} has a gradient, so nothing was checked for inf: "
                     "was its loss part of backward(), and are its parameters the model's?"
                 )
-            answer = None if record[2] else optimizer.step(*args, **kwargs)
+            if isinstance(record[2], float):
+                answer = None if record[2] else optimizer.step(*args, **kwargs)
+            else:
+                optimizer.found_inf = Tensor(record[2])
+                try:
+                    answer = optimizer.step(*args, **kwargs)
+                finally:
+                    del optimizer.found_inf
         record[1] = Stage.STEPPED
         return answer
 
@@ -202,12 +229,12 @@ class GradScaler:
             return optimizer.step(*args, grad_scaler=self, **kwargs)
         own = getattr(optimizer, "grad_scale", None)
         if record[1] is Stage.READY:
-            record[2] = self._unscale(optimizer, 1.0, allow_half=True)
-            scale = self._value if own is None else float(np.float32(self._value) * np.float32(own.item()))
-            optimizer.grad_scale = self._like(scale)
+            record[2] = self._unscale(optimizer, None, allow_half=True)
+            scale = self._scale._data if own is None else self._scale._data * own._data
+            optimizer.grad_scale = Tensor(backends.of(scale).cast(scale, float32))
         else:
             optimizer.grad_scale = own
-        optimizer.found_inf = self._like(record[2] or 0.0)
+        optimizer.found_inf = self._as_float32(record[2])
         try:
             return optimizer.step(*args, **kwargs)
         finally:
@@ -232,8 +259,9 @@ class GradScaler:
                 raise AssertionError(
                     "update: no optimizer was stepped or unscaled since the last update: call step(optimizer) first"
                 )
-            self._adjust(any(found))
-            self._skips = self._skips + 1 if any(found) else 0
+            self._adjust(found)
+            if self._max_skips:
+                self._skips = self._skips + 1 if any(found) else 0
         self._records = {}
         if self._max_skips:
             self._count_skips()
@@ -250,29 +278,37 @@ class GradScaler:
         # The last iteration before giving up runs under observation, so that the first bad op can be named.
         self._evidence = Evidence(observing=skips == self._max_skips - 1 and skips > 0)
 
-    def _adjust(self, found_inf):
-        # The product is formed in double and rounded once to float32.
-        scale, tracker = self._value, self._growth_tracker
-        if found_inf:
-            scale, tracker = max(scale * self._backoff_factor, self._min_scale), 0
-        else:
-            tracker += 1
-            # >= and not ==, so that an interval lowered below the count still grows
-            if tracker >= self._growth_interval:
-                grown = min(scale * self._growth_factor, self._max_scale)
-                scale, tracker = (grown if grown <= float(np.finfo(float32).max) else scale), 0
-        self._put(scale, self._scale)
-        self._growth_tracker = tracker
+    def _adjust(self, found):
+        m = backends.of(self._scale._data)
+        known = any(f for f in found if isinstance(f, float))
+        flags = [f for f in found if not isinstance(f, float)]
+        flag = functools.reduce(m.maximum, flags) if flags else None
+        rule = (
+            self._growth_factor,
+            self._backoff_factor,
+            self._growth_interval,
+            self._min_scale,
+            self._max_scale,
+        )
+        scale, tracker = m.update_scale(self._scale._data, self._tracker._data, flag, known, *rule)
+        self._put(scale, tracker)
 
-    def _like(self, number):
-        """A 0-dim float32 Tensor where the scale lies; on a GPU it is filled in there, nothing is copied."""
-        return Tensor(backends.of(self._scale._data).full((), number, float32))
+    def _put(self, scale, tracker):
+        """Take over the scale's and the count's new values. On a GPU they stay where they are: a captured step reads them."""
+        for name, new in (("_scale", scale), ("_tracker", tracker)):
+            old = getattr(self, name)
+            if old.device.type == "cpu":
+                setattr(self, name, Tensor(np.asarray(new, old.dtype)))
+            elif new is not old._data:
+                old._data[...] = new
+            old._version[0] += old.device.type != "cpu"
 
-    @backends.guard("GradScaler: making the scale")
-    def _put(self, number, like):
-        """Make `number`, rounded to float32, the scale on the device of `like`."""
-        self._scale = Tensor(backends.of(like._data).full((), number, float32))
-        self._value = float(np.float32(number))
+    def _as_float32(self, found):
+        """found_inf as a 0-dim Tensor where the scale lies."""
+        m = backends.of(self._scale._data)
+        if found is None or isinstance(found, float):
+            return Tensor(m.full((), found or 0.0, float32))
+        return Tensor(m.reshape(m.cast(found, float32), ()))
 
     def _set_scale(self, new_scale):
         if isinstance(new_scale, Tensor):
@@ -282,15 +318,15 @@ class GradScaler:
                     f"requires_grad={new_scale.requires_grad}"
                 )
             new_scale = new_scale.item()
-        self._put(new_scale, self._scale)
+        self._put(new_scale, self._tracker._data)
 
     # -- looking and setting
 
     def get_scale(self):
-        """The scale as a Python float; 1.0 if disabled."""
+        """The scale as a Python float, copied from the GPU if it lies there; 1.0 if disabled."""
         if not self._enabled:
             return 1.0
-        return self._init_scale if self._scale is None else self._value
+        return self._init_scale if self._scale is None else self._scale.item()
 
     def get_growth_factor(self):
         return self._growth_factor
@@ -314,7 +350,9 @@ class GradScaler:
         return self._enabled
 
     def _get_growth_tracker(self):
-        return self._growth_tracker if self._enabled else 0
+        if not self._enabled:
+            return 0
+        return self._growth_tracker if self._tracker is None else self._tracker.item()
 
     # -- saving
 
@@ -327,7 +365,7 @@ class GradScaler:
             "growth_factor": self._growth_factor,
             "backoff_factor": self._backoff_factor,
             "growth_interval": self._growth_interval,
-            "_growth_tracker": self._growth_tracker,
+            "_growth_tracker": self._get_growth_tracker(),
         }
 
     def load_state_dict(self, state_dict):
@@ -342,18 +380,18 @@ class GradScaler:
         self._init_scale, self._growth_factor, self._backoff_factor = scale, growth, backoff
         self._growth_interval, self._growth_tracker = interval, tracker
         if self._scale is not None:
-            self._put(scale, self._scale)
+            self._put(scale, tracker)
 
     def __getstate__(self):
         state = self.__dict__.copy()
-        if self._enabled:
-            state["_evidence"] = Evidence()
         if self._enabled:
             if self._records:
                 raise AssertionError(
                     "pickling a GradScaler between unscale_() and update() would lose what was checked: pickle it after update()"
                 )
-            state["_init_scale"], state["_scale"] = self.get_scale(), None
+            state["_init_scale"], state["_growth_tracker"] = self.get_scale(), self._get_growth_tracker()
+            state["_scale"] = state["_tracker"] = None
+            state["_evidence"] = Evidence()
         return state
 
     # -- inside

@@ -1,4 +1,4 @@
-"""Three ways to store a weight, behind one interface: what step() reads, and how the updated value gets back.
+"""Ways to store a weight, behind one interface: what step() updates, and how the new value gets back.
 
     class                    stored                        an update smaller than half a step of the format
     Float                    float32 (or float64)          is kept, down to 2^-25 of the weight
@@ -24,43 +24,44 @@ class Float:
     def __init__(self, p, optimizer):
         self.p, self.optimizer = p, optimizer
 
-    def owner(self, stepping=False):
+    def owner(self):
         """The tensor whose .grad the step uses."""
         return self.p
 
+    def lacks_gradient(self, stepping):
+        """Whether the owner's gradient has to be made from the weight's first."""
+        return False
+
     def read(self):
-        """The array to update in place, float32 for half weights."""
+        """The array to update in place; the update of a half one is float32 arithmetic, rounded to nearest once."""
         return self.p._data
 
+    def half(self):
+        """The half array that takes the updated values too, rounded; None if there is none."""
+
     def write(self, w):
-        """Bring the updated array back into the weight."""
+        """What remains to be done once the array is updated."""
         self.p._version[0] += 1  # a cached half copy of the weight is stale now
 
 
 class Nearest(Float):
     """A half weight alone, rounded to nearest."""
 
+
+class Stochastic(Float):
+    """Rounded up or down at random, so that the weight is right on average (Gupta et al., 2015)."""
+
     def read(self):
         return widen(self.p._data)
 
     def write(self, w):
-        self._round(w)
-        super().write(w)
-
-    def _round(self, w):
-        backends.of(w).store(self.p._data, w)
-
-
-class Stochastic(Nearest):
-    """Rounded up or down at random, so that the weight is right on average (Gupta et al., 2015)."""
-
-    def _round(self, w):
         # drawn on the host, also for a weight on a GPU: slow there, and meant for small lessons
         rounded = stochastic_round(backends.host(w), self.p.dtype, self.optimizer.generator)
         self.p._data[...] = backends.move(rounded, self.p.device)
+        super().write(w)
 
 
-class Kahan(Nearest):
+class Kahan(Float):
     """Rounded to nearest; what that added is kept in `compensation`, of the weight's own format.
 
     The step starts from weight - compensation. Kahan summation of the updates, from Zamirai et al., "Revisiting
@@ -81,6 +82,7 @@ class Kahan(Nearest):
         return w
 
     def write(self, w):
+        backends.of(w).store(self.p._data, w)
         super().write(w)
         c, added = self.optimizer.state[self.p]["compensation"], widen(self.p._data)
         added -= w
@@ -91,19 +93,20 @@ class Kahan(Nearest):
         c.seen = self.p._version[0]
 
 
-class Master(Nearest):
+class Master(Float):
     """A half weight with a float32 master: updates add up there and are rounded into the half weight.
 
     Micikevicius et al., "Mixed Precision Training", 2018, section 3.1.
     """
 
-    def owner(self, stepping=False):
-        master = self.master()
-        self._copy_gradient(master, stepping)
-        return master
+    def owner(self):
+        return self.p.master
 
     def read(self):
-        return self.master()._data
+        return self.p.master._data
+
+    def half(self):
+        return self.p._data
 
     def write(self, w):
         super().write(w)
@@ -124,26 +127,37 @@ class Master(Nearest):
         p.master = master  # for clip_grad_norm_(model.parameters()) and model.zero_grad()
         return master
 
-    def _copy_gradient(self, master, stepping):
-        """Widen the half gradient into master.grad, unless that is set: by an earlier call or by the user.
+    def lacks_gradient(self, stepping):
+        """Whether the half gradient is to be widened into master.grad: unless that is set, by an earlier call or by the user.
 
         RuntimeError if p.grad has changed after that earlier call: it may be scaled where master.grad is
         unscaled, so neither of them can be what is meant.
         """
-        p, g = self.p, master.grad
+        p, master = self.p, self.master()
+        g = master.grad
         if g is not None:
             source, version = getattr(g, "source", (None, 0))
             if source is None or source is p.grad and version == source._version[0]:
-                return
+                return False
             if p.grad is not None and (stepping or source is p.grad):
                 raise RuntimeError(
                     f"master weights: the {p.dtype} gradient of a parameter of shape {p.shape} was written after "
                     "its float32 copy was made (by unscale_ or master_params): write to the .grad of "
                     "optimizer.master_params(), or call zero_grad() first"
                 )
-        master.grad = None if p.grad is None else Tensor(widen(p.grad._data))
-        if p.grad is not None:
-            master.grad.source = (p.grad, p.grad._version[0])
+        master.grad = None
+        return p.grad is not None
+
+
+def owners(stored, stepping=False):
+    """The tensors whose .grad the step uses; masters get theirs here, widened from the half gradients all in one go."""
+    lacking = [weight for weight in stored if weight.lacks_gradient(stepping)]
+    for m in {backends.of(weight.p._data) for weight in lacking}:
+        here = [weight.p for weight in lacking if backends.of(weight.p._data) is m]
+        for p, g in zip(here, m.widen_all([p.grad._data for p in here]), strict=True):
+            p.master.grad = Tensor(g)
+            p.master.grad.source = (p.grad, p.grad._version[0])
+    return [weight.owner() for weight in stored]
 
 
 RULES = {"nearest": Nearest, "stochastic": Stochastic, "kahan": Kahan}
@@ -167,6 +181,11 @@ def check(name, group):
         raise ValueError(
             f"{name}: write_back={rule!r} is for half weights without a master, which loses no update: "
             "leave out one of write_back and master_weights=True"
+        )
+    if rule != "nearest" and group.get("capturable"):
+        raise ValueError(
+            f"{name}: write_back={rule!r} rounds outside the update's kernel, so a GPU can't decide to leave it out: "
+            "leave out one of write_back and capturable=True"
         )
 
 

@@ -1,17 +1,30 @@
 """What each CUDA kernel does, in NumPy: the same arguments, the same order of operations. tests/test_kernels.py holds the
 kernels' own text to these, compiled for the CPU."""
 
+import ctypes
+import functools
+import math
+
 import numpy as np
 
 from minamp.backends import update
-from minamp.formats import cast
+from minamp.formats import bfloat16, cast, float32, float64
 
 
 def of(name):
     """The double of the kernel `name`, which ends in the types it is made for."""
-    while name not in globals():
-        name = name.rpartition("_")[0]
-    return globals()[name]
+    base = name
+    while base not in globals():
+        base = base.rpartition("_")[0]
+    double = globals()[base]
+    if base not in COLUMNS:
+        return double
+
+    @functools.wraps(double)
+    def on_memory(table, *args):
+        double(tensors(name, table, args[0], args[-1]), *args)
+
+    return on_memory
 
 
 def _taps(kernel, size, stride, padding, dilation, image):
@@ -103,12 +116,36 @@ def max_pool2d_gather(y, x, position, n, h, w, c, oh, ow, *rest):
         y[at] = np.where(position[at] == i * kw + j, x[:, at_rows[:, None], at_cols], y[at])
 
 
-@np.errstate(all="ignore")
-def unscale(g, bad, inverse, n):
-    if inverse != 1:
-        g[...] = cast(cast(g, inverse.dtype) * inverse, g.dtype)
-    if not np.isfinite(cast(g, np.float32 if g.itemsize < 4 else g.dtype)).all():
-        bad[...] = 1
+# Kernels over a table of tensors (kernels_update.py): which dtypes its columns have, "T" and "S" being the kernel's
+# "1" one float32, "U" one uint32.
+COLUMNS = {"unscale": "TU", "widen": "Tf", "count_steps": "1", "sgd": "TTSH1", "adam": "TTSSSH"}
+TYPES = {"half": np.dtype(np.float16), "bf16": bfloat16, "float": float32, "double": float64}
+
+
+def tensors(name, table, count, brain=0):
+    """[(array of each column or None)] per tensor of the kernel's `table`, which has their addresses."""
+    base, _, kind = name.rpartition("_")
+    t = TYPES[kind]
+    types = {
+        "T": t,
+        "S": t if t.itemsize > 2 else float32,
+        "f": float32,
+        "1": float32,
+        "U": np.dtype(np.uint32),
+        "H": bfloat16 if brain else TYPES["half"],
+    }
+    sizes, at = np.diff(table["start"][0]), table["at"][0]
+    return [
+        [_memory(at[c, k], 1 if x in "1U" else sizes[k], types[x]) for c, x in enumerate(COLUMNS[base])]
+        for k in range(count)
+    ]
+
+
+def _memory(address, n, dtype):
+    if not address:
+        return None
+    raw = (ctypes.c_char * (int(n) * dtype.itemsize)).from_address(int(address))
+    return np.frombuffer(raw, np.uint8).view(dtype)
 
 
 def _array(x):
@@ -116,43 +153,92 @@ def _array(x):
 
 
 @np.errstate(all="ignore")
-def sgd(w, g, b, half16, skip, n, lr, momentum, damp, decay, fresh, nesterov, maximize, brain):
-    if _array(skip) is not None and skip[0]:
+def unscale(held, count, first, bad, scale):
+    inverse = np.float32(1) if _array(scale) is None else np.float32(1) / scale.reshape(())
+    for g, own in held:
+        wide = float32 if g.itemsize < 4 else g.dtype
+        if inverse != 1:
+            g[...] = cast(cast(g, wide) * wide.type(inverse), g.dtype)
+        if not np.isfinite(cast(g, wide)).all():
+            bad[0] = own[0] = 1
+
+
+def widen(held, count, first):
+    for half, out in held:
+        out[...] = cast(half, float32)
+
+
+def count_steps(held, count, first, corrections, skip, lr, beta1, beta2):
+    if _array(skip) is not None and skip.reshape(-1)[0]:
         return
-    update.sgd(
-        w,
-        g,
-        _array(b),
-        fresh,
-        lr=lr,
-        momentum=momentum,
-        dampening=0 if damp == 1 else 1 - float(damp),
-        weight_decay=decay,
-        nesterov=nesterov,
-        maximize=maximize,
-    )
-    if _array(half16) is not None:
-        half16[...] = cast(w, half16.dtype)
+    for k, (step,) in enumerate(held):
+        step += 1
+        corrections[2 * (first + k)] = math.sqrt(1 - float(beta2) ** float(step[0]))
+        corrections[2 * (first + k) + 1] = float(lr) / (1 - float(beta1) ** float(step[0]))
+
+
+@np.errstate(all="ignore")
+def sgd(held, count, first, skip, lr, momentum, damp, decay, fresh, nesterov, maximize, brain):
+    if _array(skip) is not None and skip.reshape(-1)[0]:
+        return
+    for w, g, b, half, step in held:
+        update.sgd(
+            [w],
+            [g],
+            None if b is None else [b],
+            fresh if step is None else step[0] == 1,
+            lr=lr,
+            momentum=momentum,
+            dampening=0 if damp == 1 else 1 - float(damp),
+            weight_decay=decay,
+            nesterov=nesterov,
+            maximize=maximize,
+            halves=None if half is None else [half],
+        )
 
 
 @np.errstate(all="ignore")
 def adam(
-    w, g, m, v, top, half16, skip, n, shrink, decay, less1, beta2, less2, root, eps, size, maximize, brain
+    held,
+    count,
+    first,
+    corrections,
+    skip,
+    shrink,
+    decay,
+    less1,
+    beta2,
+    less2,
+    root,
+    eps,
+    size,
+    maximize,
+    brain,
 ):
-    if _array(skip) is not None and skip[0]:
+    if _array(skip) is not None and skip.reshape(-1)[0]:
         return
-    w *= shrink
-    d = w * decay if decay else 0
-    d = d - g if maximize else d + g if decay else g
-    m += (d - m) * less1
-    v *= beta2
-    v += d * less2 * d
-    if _array(top) is not None:
-        np.maximum(top, v, out=top)
-        v = top
-    w -= m * size / (np.sqrt(v) / root + eps)
-    if _array(half16) is not None:
-        half16[...] = cast(w, half16.dtype)
+    for k, (weight, g, m, v, top, half) in enumerate(held):
+        if _array(corrections) is not None:
+            root, size = corrections[2 * (first + k) : 2 * (first + k) + 2]
+        w, g = cast(weight, m.dtype), cast(g, m.dtype)
+        w = w * shrink
+        d = w * decay if decay else 0
+        d = d - g if maximize else d + g if decay else g
+        m += (d - m) * less1
+        v *= beta2
+        v += d * less2 * d
+        if top is not None:
+            v = np.maximum(top, v, out=top)
+        w -= m * size / (np.sqrt(v) / root + eps)
+        weight[...] = cast(w, weight.dtype)
+        if half is not None:
+            half[...] = cast(w, half.dtype)
+
+
+def update_scale(scale, tracker, bad, found, growth, backoff, interval, low, high):
+    found = bool(found) or _array(bad) is not None and bool(bad.reshape(-1)[0])
+    rule = (float(growth), float(backoff), int(interval), float(low), float(high))
+    scale[...], tracker[...] = update.update_scale(scale, tracker, None, found, *rule)
 
 
 def keep_mask(keep, n, key0, key1, threshold):

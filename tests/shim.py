@@ -10,18 +10,20 @@ from pathlib import Path
 
 import numpy as np
 
-from minamp.backends import cuda, kernels, kernels_wmma  # noqa: F401  cuda imports every room's kernels
+from minamp.backends import cuda, kernels, kernels_update, kernels_wmma  # noqa: F401  cuda imports every room's kernels
 
 SHIM = r"""
 #include <cmath>
 #include <cstring>
 #include <immintrin.h>
 using std::sqrt;
+using std::pow;
 #define __global__
 #define __device__
 #define __shared__ static
 #define __launch_bounds__(n)
 static void __syncthreads() {}  // threads run one after the other: a kernel with barriers runs as blocks of one thread
+#define __grid_constant__
 struct Dim { unsigned x; };
 static Dim gridDim, blockDim, blockIdx, threadIdx;
 extern "C" void at(unsigned grid, unsigned block, unsigned b, unsigned t) {
@@ -88,7 +90,13 @@ def load():
     return lib, ""
 
 
+class Table(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_longlong * (kernels_update.TABLE.itemsize // 8))]
+
+
 def _argument(a):
+    if isinstance(a, np.ndarray) and a.dtype.names:
+        return Table.from_buffer_copy(a)
     if isinstance(a, np.ndarray):
         return ctypes.c_void_p(a.ctypes.data)
     return {

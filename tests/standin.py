@@ -9,10 +9,13 @@
 It refuses what hides a transfer or a wait: implicit conversion to NumPy, host arrays mixed with its own (also 0-dim ones), and
 NumPy functions on its arrays. 0-dim results stay arrays of it, memory from empty() is nan, and only functions that are listed
 here exist, so the lists are what the CUDA backend needs of CuPy. Kernels run as NumPy doubles (doubles.py), cuBLAS as a
-column-major reference that reads and writes memory by address (blas.py).
+column-major reference that reads and writes memory by address (blas.py). A stream's capture notes every launch, and its graph
+does them again in the same memory; unlike a GPU's, it also runs them while it captures.
 """
 
 import contextlib
+import ctypes
+import inspect
 import types
 from collections import Counter
 
@@ -34,6 +37,7 @@ class _Count(Counter):
 
 
 count = _Count()
+capture = None  # (launches, arrays whose memory they use) while a stream is captured
 REFUSED = "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy array explicitly."
 
 
@@ -54,10 +58,34 @@ def _out(x):
     return type(x)(_out(v) for v in x) if isinstance(x, tuple | list) else x
 
 
-def _kernel(function, *args, **kwargs):
+def _launch(function):
+    """Run it, and note it in a capture. It returns an array, or nothing and writes into memory itself."""
     count["kernel"] += 1
     with np.errstate(all="ignore"):  # a GPU does not warn
-        return _out(function(*_in(args), **{k: _in(v) for k, v in kwargs.items()}))
+        out = function()
+    if capture is not None:
+
+        def again():
+            with np.errstate(all="ignore"):
+                result = function()
+            if isinstance(out, np.ndarray) and result is not out:
+                out[...] = result
+
+        out = np.asarray(out) if isinstance(out, np.generic) else out
+        capture[0].append(again)
+    return out
+
+
+def _forbid(what):
+    """What waits for the GPU or copies from the host can't be captured."""
+    if capture is not None:
+        raise RuntimeError(f"cudaErrorStreamCaptureUnsupported: {what}")
+    count[what] += 1
+
+
+def _kernel(function, *args, **kwargs):
+    args, kwargs = _in(args), {k: _in(v) for k, v in kwargs.items()}
+    return _out(_launch(lambda: function(*args, **kwargs)))
 
 
 def _operator(name):
@@ -89,6 +117,8 @@ class ndarray:
     def __init__(self, a):
         pool.hold(a)
         self._a = a
+        if capture is not None:
+            capture[1].append(a)
 
     dtype, shape, ndim, size, strides, itemsize, nbytes = (
         property(lambda self, n=n: getattr(self._a, n))
@@ -112,16 +142,17 @@ class ndarray:
         raise TypeError("iterating over an array on the GPU takes it apart value by value")
 
     def __getitem__(self, key):
-        out = self._a[self._key(key)]
+        plain = self._key(key)
+        out = self._a[plain]
         if not isinstance(out, np.ndarray):
-            out = self._a[(*(key if isinstance(key, tuple) else (key,)), ...)]
+            out = self._a[(*(plain if isinstance(plain, tuple) else (plain,)), ...)]
         if not np.may_share_memory(out, self._a):
-            count["kernel"] += 1
+            return _kernel(lambda a, key: a[key], self, key)
         return ndarray(out)
 
     def __setitem__(self, key, value):
-        count["kernel"] += 1
-        self._a[self._key(key)] = _in(value)
+        self._key(key)
+        _kernel(np.ndarray.__setitem__, self, key, value)
 
     @staticmethod
     def _key(key):
@@ -129,14 +160,12 @@ class ndarray:
             if isinstance(k, list | np.ndarray):
                 raise TypeError(f"Unsupported type {type(k)}: an index from the host")
             if isinstance(k, ndarray) and k.dtype == np.bool_:
-                count["sync"] += 1  # the size of the result depends on values
+                _forbid("sync")  # the size of the result depends on values
         return _in(key)
 
     # views and copies
     def reshape(self, *shape):
-        out = self._a.reshape(*shape)
-        count["kernel"] += not np.may_share_memory(out, self._a)
-        return ndarray(out)
+        return _viewed(np.ndarray.reshape, self, *shape)
 
     def transpose(self, *axes):
         return ndarray(self._a.transpose(*axes))
@@ -158,11 +187,11 @@ class ndarray:
 
     # to the host
     def get(self):
-        count["get"] += 1
+        _forbid("get")
         return self._a.copy()
 
     def _wait(self, function):
-        count["sync"] += 1
+        _forbid("sync")
         return function(self._a)
 
     def __bool__(self):
@@ -208,11 +237,15 @@ for _n in (
     setattr(MODULE, _n, _function(_n))
 
 
+def _viewed(function, x, *args, **kwargs):
+    """A view where NumPy makes one, else a launch that copies."""
+    out = function(x._a, *args, **kwargs)
+    return ndarray(out) if np.may_share_memory(out, x._a) else _kernel(function, x, *args, **kwargs)
+
+
 def _view(name):
     def function(x, *args, **kwargs):
-        out = getattr(np, name)(_in(x), *args, **kwargs)
-        count["kernel"] += not np.may_share_memory(out, x._a)
-        return ndarray(out)
+        return _viewed(getattr(np, name), x, *args, **kwargs)
 
     setattr(MODULE, name, function)
 
@@ -230,7 +263,7 @@ def _module(function):
 def asarray(x):
     if isinstance(x, ndarray):
         return x
-    count["put"] += 1
+    _forbid("put")
     return ndarray(np.array(x))
 
 
@@ -238,7 +271,7 @@ def asarray(x):
 def empty(shape, dtype):
     """Memory that holds what nobody should read: nan, or all bits."""
     a = np.empty(shape, dtype)
-    a.view(np.uint8).reshape(-1)[...] = 0xFF if a.ndim else 0
+    a.reshape(-1).view(np.uint8)[...] = 0xFF
     return ndarray(a)
 
 
@@ -246,8 +279,7 @@ def empty(shape, dtype):
 def sum(x, axis=None, dtype=None, keepdims=False):
     if x.dtype.itemsize == 2 and dtype is None:
         raise TypeError("the sum of a half array has no accumulator: say dtype=float32")
-    a = x._a if dtype is None else x._a.astype(dtype)
-    return _kernel(np.sum, ndarray(a), axis=axis, keepdims=keepdims)
+    return _kernel(lambda a: np.sum(a if dtype is None else a.astype(dtype), axis=axis, keepdims=keepdims), x)
 
 
 @_module
@@ -280,13 +312,14 @@ class RawKernel:
         self.name, self.double = name, doubles.of(name)
 
     def __call__(self, grid, block, args):
-        count["kernel"] += 1
         for a in args:
-            assert isinstance(a, ndarray | np.generic), (
+            by_value = isinstance(a, np.generic) or isinstance(a, np.ndarray) and a.dtype.names
+            assert by_value or isinstance(a, ndarray), (
                 f"{self.name}: a bare {type(a).__name__} as an argument"
             )
             assert not isinstance(a, ndarray) or a._a.flags.c_contiguous, f"{self.name}: an array with gaps"
-        self.double(*(a._a if isinstance(a, ndarray) else a for a in args))
+        plain = [a._a if isinstance(a, ndarray) else a for a in args]
+        _launch(lambda: self.double(*plain))
 
 
 class second(ndarray):
@@ -305,7 +338,7 @@ class Device(contextlib.nullcontext):
         assert index == 0
 
     def synchronize(self):
-        count["sync"] += 1
+        _forbid("sync")
 
 
 class Event:
@@ -329,11 +362,41 @@ def get_elapsed_time(start, end):
 
 
 def _cublas(name):
+    function = getattr(blas, name)
+    scalars = [i for i, p in enumerate(inspect.signature(function).parameters) if p in ("alpha", "beta")]
+
     def call(*args):
-        count["kernel"] += 1
-        getattr(blas, name)(*args)
+        args = list(args)
+        held = [ctypes.create_string_buffer(ctypes.string_at(args[i], 8)) for i in scalars]  # read at once
+        for i, h in zip(scalars, held, strict=True):
+            args[i] = ctypes.addressof(h)
+        _launch(lambda held=held: function(*args))
 
     return call
+
+
+class Stream(contextlib.nullcontext):
+    def __init__(self, non_blocking=False):
+        super().__init__()
+
+    def begin_capture(self):
+        global capture
+        capture = ([], [])
+
+    def end_capture(self):
+        global capture
+        (launches, arrays), capture = capture, None
+        return Graph(launches, arrays)
+
+
+class Graph:
+    def __init__(self, launches, arrays):
+        self.launches, self.arrays = launches, arrays
+
+    def launch(self):
+        count["graph"] += 1
+        for launch in self.launches:
+            launch()
 
 
 MODULE.cuda = types.SimpleNamespace(
@@ -341,7 +404,10 @@ MODULE.cuda = types.SimpleNamespace(
     Device=Device,
     Event=Event,
     get_elapsed_time=get_elapsed_time,
+    Stream=Stream,
     MemoryHook=pool.MemoryHook,
+    MemoryPool=lambda: types.SimpleNamespace(malloc=None),
+    using_allocator=lambda allocator: contextlib.nullcontext(),
     runtime=types.SimpleNamespace(
         getDeviceCount=lambda: 1, runtimeGetVersion=lambda: 13020, memGetInfo=pool.mem_get_info
     ),

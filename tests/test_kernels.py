@@ -9,7 +9,16 @@ import pytest
 import shim
 import standin
 
-from minamp.backends import cpu, cuda_conv, kernels, kernels_conv, kernels_pool, kernels_wmma, update
+from minamp.backends import (
+    cpu,
+    cuda_conv,
+    kernels,
+    kernels_conv,
+    kernels_pool,
+    kernels_update,
+    kernels_wmma,
+    update,
+)
 from minamp.formats import bfloat16, cast, float16, float32, float64, widen
 
 FLOATS = [float16, bfloat16, float32, float64]
@@ -24,7 +33,7 @@ def same_bits(a, b, what):
 
 @pytest.fixture
 def both(monkeypatch, capfd):
-    """Every launch runs the double and, on copies of the arrays, the kernel's text; all arrays must be equal afterwards."""
+    """Every launch runs the kernel's text and then, from the same values, its double; all arrays must be equal afterwards."""
     lib, why = shim.load()
     if lib is None:
         pytest.skip(why)
@@ -36,14 +45,23 @@ def both(monkeypatch, capfd):
 
         def __call__(self, grid, block, args):
             plain = [a._a if isinstance(a, standin.ndarray) else a for a in args]
-            copies = [a.copy() if isinstance(a, np.ndarray) else a for a in plain]
+            # The kernel's text runs first; its results are set aside, and the double starts from the same values.
+            held = [a for row in self.reached(plain) for a in row if a is not None]
+            held += [a for a in plain if isinstance(a, np.ndarray) and not a.dtype.names]
+            before = [a.copy() for a in held]
             alone = dict(block=1) if "wmma" in self.name else {}  # its threads meet at barriers
-            shim.run(self.name, copies, **alone)
+            shim.run(self.name, plain, **alone)
+            after = [a.copy() for a in held]
+            for a, b in zip(held, before, strict=True):
+                a[...] = b
             doubles.of(self.name)(*plain)
-            for i, (a, b) in enumerate(zip(plain, copies, strict=True)):
-                if isinstance(a, np.ndarray):
-                    same_bits(a, b, f"{self.name}, argument {i}")
+            for i, (a, b) in enumerate(zip(held, after, strict=True)):
+                same_bits(a, b, f"{self.name}, array {i}")
             ran.append(self.name)
+
+        def reached(self, args):
+            table = isinstance(args[0], np.ndarray) and args[0].dtype.names
+            return doubles.tensors(self.name, args[0], args[1], args[-1]) if table else ()
 
     with standin.installed():
         monkeypatch.setattr(standin.MODULE, "RawKernel", Both)
@@ -54,7 +72,7 @@ def both(monkeypatch, capfd):
 
 
 def dev(a):
-    return standin.ndarray(np.ascontiguousarray(a))
+    return standin.ndarray(np.asarray(a, order="C"))
 
 
 def values(shape, dtype, seed=0, scale=1.0):
@@ -232,26 +250,74 @@ def test_max_pooling_is_the_cpus(both, image, kernel, stride, padding, dilation,
         np.testing.assert_array_equal(widen(ours._a), widen(cast(theirs, ours.dtype)))
 
 
-@pytest.mark.parametrize("inverse", [1.0, 2.0**-16, 2.0**127])
+SIZES = [(), (23,), (0,), (5, 7), (2, 3, 4)]
+
+
+def several(dtype, seed=0, count=len(SIZES)):
+    """Tensors of many shapes, one of them empty."""
+    return [np.asarray(values(SIZES[i % len(SIZES)], dtype, 10 * seed + i)) for i in range(count)]
+
+
+def devs(arrays):
+    return [dev(a.copy()) for a in arrays]
+
+
+@pytest.mark.parametrize("scale", [None, 2.0**16, 3.0, 2.0**-126])
 @pytest.mark.parametrize("bad", [None, np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_unscale(both, dtype, bad, inverse):
-    g = values(23, dtype)
+def test_unscale(both, dtype, bad, scale):
+    g = several(dtype)
     if bad is not None:
-        g[17] = bad
-    flag = dev(np.zeros(1, np.uint32))
-    on_cpu = g.copy()
-    kernels.unscale(dev(g), flag, inverse)
-    if dtype != float16:
-        expected = cpu.unscale([on_cpu], inverse)[0] if dtype.itemsize > 2 else flag._a[0]
-        assert flag._a[0] == expected and (bad is None or flag._a[0])
-    assert flag._a[0] or np.isfinite(widen(g)).all()
+        g[3][2, 5] = bad
+    if dtype == float16:
+        scale = None
+    ours = devs(g)
+    array = None if scale is None else dev(np.float32(scale))
+    flags = kernels_update.unscale(ours, array)._a
+    assert flags.tolist() == cpu.unscale(g, None if scale is None else np.float32(scale)).tolist()
+    assert bad is None or flags[0] == flags[4] == 1
+    for a, b in zip(ours, g, strict=True):
+        same_bits(a._a, b, "unscaled")
+
+
+def test_unscale_takes_formats_side_by_side_and_more_tensors_than_a_table_holds(both):
+    g = [
+        a
+        for i in range(50)
+        for a in (values(3, float32, i), values((2, 2), float64, i), values(5, bfloat16, i))
+    ]
+    g[70][1] = np.inf
+    ours = devs(g)
+    with standin.installed() as gpu:
+        flags = kernels_update.unscale(ours, dev(np.float32(4)))._a
+        assert both == ["unscale_float", "unscale_double", "unscale_bf16"]
+        assert gpu.count["get"] == 0
+    assert np.flatnonzero(flags).tolist() == [0, 71]
+    assert flags.tolist() == cpu.unscale(g, np.float32(4)).tolist()
+    for a, b in zip(ours, g, strict=True):
+        same_bits(a._a, b, "unscaled")
+    both.clear()
+    kernels_update.unscale(devs(several(float32, count=130)), None)
+    assert both == ["unscale_float"] * 3
 
 
 def test_unscale_finds_what_becomes_infinite(both):
-    g, flag = dev(np.array([1e10], float32)), dev(np.zeros(1, np.uint32))
-    kernels.unscale(g, flag, 2.0**100)
-    assert flag._a[0] == 1 and np.isinf(g._a[0])
+    g = dev(np.array([1e10], float32))
+    assert kernels_update.unscale([g], dev(np.float32(2.0**-100)))._a.all() and np.isinf(g._a[0])
+
+
+def test_tensors_with_gaps(both):
+    g = np.arange(24, dtype=np.float32).reshape(4, 6)
+    ours = standin.ndarray(g.copy()).T
+    kernels_update.unscale([ours], dev(np.float32(2)))
+    assert (ours._a == g.T / 2).all()
+
+
+def test_widen_all(both):
+    halves = several(float16) + several(bfloat16, 1)
+    for a, b in zip(kernels_update.widen_all(devs(halves)), halves, strict=True):
+        assert a.shape == b.shape
+        same_bits(a._a, widen(b), "widened")
 
 
 SGD = [
@@ -261,59 +327,97 @@ SGD = [
     dict(momentum=0.9, dampening=0.0, weight_decay=0.01, nesterov=True, maximize=False),
     dict(momentum=0.0, dampening=0.0, weight_decay=0.01, nesterov=False, maximize=True),
 ]
+WIDE = {float16: float32, bfloat16: float32, float32: float32, float64: float64}
+FORMATS = [(d, None) for d in FLOATS] + [(float32, float16), (float32, bfloat16)]  # weights, half copies
 
 
-@pytest.mark.parametrize("half", [None, float16, bfloat16], ids=str)
-@pytest.mark.parametrize("dtype", [float32, float64], ids=str)
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("dtype, half", FORMATS, ids=str)
 @pytest.mark.parametrize("options", SGD)
-def test_sgd(both, options, dtype, half):
-    w, b = values(29, dtype), values(29, dtype, 2)
-    ours, buffer = dev(w.copy()), dev(b.copy()) if options["momentum"] else None
-    copy = None if half is None else dev(np.zeros(29, half))
+def test_sgd(both, options, dtype, half, counted):
+    """Blocks on the CPU, a table on the GPU, steps counted there or not: the same bits."""
+    w, b = several(dtype), [np.zeros(a.shape, WIDE[dtype]) for a in several(dtype)]
+    b = b if options["momentum"] else None
+    copies = None if half is None else [np.zeros(a.shape, half) for a in w]
+    ours, buffers, halves = devs(w), b and devs(b), copies and devs(copies)
+    counting = {}
+    if counted and b:
+        counting = {
+            "steps": [dev(np.float32(0)) for _ in w],
+            "corrections": dev(np.zeros(2 * len(w), WIDE[dtype])),
+        }
     for step in range(3):
-        g = values(29, dtype, 3 + step)
-        kernels.sgd(ours, dev(g), buffer, step == 0, lr=0.1, half=copy, **options)
-        update.sgd(w, g, b if options["momentum"] else None, step == 0, lr=0.1, **options)
-    same_bits(ours._a, w, "sgd")
-    if half is not None:
-        same_bits(copy._a, cast(w.astype(float32), half), "the half copy")
+        g, fresh = several(dtype, 3 + step), step == 0
+        kernels_update.sgd(ours, devs(g), buffers, fresh, lr=0.1, halves=halves, **counting, **options)
+        update.sgd(w, g, b, fresh, lr=0.1, halves=copies, **options)
+    for mine, cpus in ((ours, w), (buffers, b), (halves, copies)):
+        for x, y in zip(mine or (), cpus or (), strict=True):
+            same_bits(x._a, y, "sgd")
+    assert not copies or any(c.any() for c in copies)
 
 
-@pytest.mark.parametrize("half", [None, float16, bfloat16], ids=str)
-@pytest.mark.parametrize("dtype", [float32, float64], ids=str)
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("dtype, half", FORMATS, ids=str)
 @pytest.mark.parametrize("amsgrad", [False, True])
 @pytest.mark.parametrize(
     "decay, decoupled, maximize", [(0.0, False, False), (0.1, False, True), (0.1, True, False)]
 )
-def test_adam(both, decay, decoupled, maximize, amsgrad, dtype, half):
+def test_adam(both, decay, decoupled, maximize, amsgrad, dtype, half, counted):
     options = dict(
         lr=0.01, betas=(0.9, 0.999), eps=1e-8, weight_decay=decay, decoupled=decoupled, maximize=maximize
     )
-    held = [values(29, dtype), *np.zeros((3, 29), dtype)]
-    held[3][5] = np.nan  # of amsgrad's maxima: it stays
-    ours = [dev(a.copy()) for a in held]
-    copy = None if half is None else dev(np.zeros(29, half))
+    w = several(dtype)
+    m, v, top = ([np.zeros(a.shape, WIDE[dtype]) for a in w] for _ in range(3))
+    top[1][5] = np.nan  # of amsgrad's maxima: it stays
+    copies = None if half is None else [np.zeros(a.shape, half) for a in w]
+    ours = [devs(arrays) for arrays in (w, m, v, top)]
+    halves, steps = copies and devs(copies), [dev(np.float32(0)) for _ in w]
+    room = {"corrections": dev(np.zeros(2 * len(w), WIDE[dtype]))} if counted else {}
     for step in (1, 2, 3):
-        g = values(29, dtype, step)
-        tops = (held[3], ours[3]) if amsgrad else (None, None)
-        update.adam(held[0], g, held[1], held[2], tops[0], step, **options)
-        kernels.adam(ours[0], dev(g), ours[1], ours[2], tops[1], step, half=copy, **options)
-    for a, b in zip(ours, held, strict=True):
-        same_bits(a._a, b, "adam")
+        g = several(dtype, step)
+        tops = (top, ours[3]) if amsgrad else (None, None)
+        update.adam(w, g, m, v, tops[0], step, halves=copies, **options)
+        which = steps if counted else step
+        kernels_update.adam(
+            ours[0], devs(g), ours[1], ours[2], tops[1], which, halves=halves, **room, **options
+        )
+    for mine, cpus in zip([*ours, halves or []], [w, m, v, top, copies or []], strict=True):
+        for x, y in zip(mine, cpus, strict=True):
+            same_bits(x._a, y, "adam")
 
 
 @pytest.mark.parametrize("flag", [0, 1])
 def test_a_set_flag_skips_the_step(both, flag):
-    """The decision stays on the GPU: with the flag set nothing is written, moments and half copy included."""
+    """The decision stays on the GPU: with the flag set nothing is written: moments, half copy and step counter included."""
     start = [values(7, float32, i) ** 2 for i in range(3)]
     w, m, v = (dev(a.copy()) for a in start)
     half, g, skip = dev(np.zeros(7, float16)), dev(values(7, float32, 5)), dev(np.array([flag], np.uint32))
+    steps, room = [dev(np.float32(4)), dev(np.float32(4))], dev(np.zeros(2, float32))
     plain = dict(momentum=0.9, dampening=0, weight_decay=0, nesterov=False, maximize=False)
-    kernels.sgd(w, g, m, False, lr=0.1, half=half, skip=skip, **plain)
+    kernels_update.sgd(
+        [w], [g], [m], False, lr=0.1, halves=[half], skip=skip, steps=steps[:1], corrections=room, **plain
+    )
     rest = dict(lr=0.01, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1, decoupled=True, maximize=False)
-    kernels.adam(w, g, m, v, None, 1, half=half, skip=skip, **rest)
+    kernels_update.adam(
+        [w], [g], [m], [v], None, steps[1:], halves=[half], corrections=room, skip=skip, **rest
+    )
     changed = [not np.array_equal(a._a, b) for a, b in zip((w, m, v), start, strict=True)] + [half._a.any()]
-    assert changed == [not flag] * 4
+    assert changed == [not flag] * 4 and [float(s._a) for s in steps] == [4 if flag else 5] * 2
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**127, 3e38, 0.0, 2.0**-126])
+def test_update_scale(both, scale):
+    """The scaler's rule on the GPU is the CPU's, whoever knows of the skip."""
+    for bad, found, good, interval in itertools.product(
+        (None, 0, 1), (False, True), (0, 1, 5), (0, 2, 2**40)
+    ):
+        for bounds in ((float("-inf"), float("inf")), (0.75, 2.0)):
+            rule = (2.0, 0.5, interval, *bounds)
+            ours, count = dev(np.float32(scale)), dev(np.int32(good))
+            flag = None if bad is None else dev(np.array([bad], np.uint32))
+            assert kernels_update.update_scale(ours, count, flag, found, *rule) == (ours, count)
+            expected = update.update_scale(np.float32(scale), np.int32(good), None, found or bool(bad), *rule)
+            assert (ours._a, count._a) == expected
 
 
 def test_keep_mask(both):
@@ -403,14 +507,4 @@ def nvrtc():
 
 def kinds(base, arch=90):
     """The types that kernel `base` is made for: tensor cores take bfloat16 from compute capability 8.0 on."""
-    return (
-        ("half",) if base == "conv2d_wmma" and arch < 80 else kernels.KINDS.get(base, SELF_MADE.get(base, ()))
-    )
-
-
-# Their texts end in the kernels themselves.
-SELF_MADE = {
-    "unscale": kernels.C_TYPES.values(),
-    "sgd": ("float", "double"),
-    "adam": ("float", "double"),
-}
+    return ("half",) if base == "conv2d_wmma" and arch < 80 else kernels.KINDS.get(base, ())

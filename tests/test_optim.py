@@ -10,7 +10,7 @@ import pytest
 
 import minamp
 from minamp import nn, optim
-from minamp.backends import update
+from minamp.backends import blocks
 
 f16, f32, f64 = np.float16, np.float32, np.float64
 
@@ -97,7 +97,8 @@ def test_adam_is_the_formula_in_float64_and_in_float32(kind, options):
 
 def test_defaults_are_torchs():
     p = parameter([1.0])
-    shown = {"params": [p], "maximize": False, "master_weights": False, "write_back": "nearest"}
+    shown = {"params": [p], "maximize": False, "capturable": False}
+    shown |= {"master_weights": False, "write_back": "nearest"}
     sgd = {"lr": 1e-3, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False}
     adam = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "amsgrad": False}
     assert optim.SGD([p]).param_groups == [shown | sgd]
@@ -118,7 +119,8 @@ def test_blocks_cover_every_weight_once_in_any_layout(shape, order):
         optimizer.step()
     assert p.data is w, "the update must stay in the weight's memory"
     np.testing.assert_allclose(w, want, rtol=1e-5, atol=1e-5)
-    assert max(s.size for s, *_ in update._blocks(w, g)) <= max(update.BLOCK, w[:1].size if w.ndim else 1)
+    sizes = [s.size for s, *_ in blocks.blocks([w], [g])]
+    assert max(sizes) <= max(blocks.BLOCK, w[:1].size if w.ndim else 1)
 
 
 def test_adam_squares_large_gradients_without_overflow():
@@ -201,7 +203,7 @@ def test_groups_have_their_own_options():
 
 def test_repr_lists_the_groups():
     assert repr(optim.SGD([parameter([1.0])], lr=0.5)) == (
-        "SGD (\nParameter Group 0\n    dampening: 0\n    lr: 0.5\n    master_weights: False\n"
+        "SGD (\nParameter Group 0\n    capturable: False\n    dampening: 0\n    lr: 0.5\n    master_weights: False\n"
         "    maximize: False\n    momentum: 0\n    nesterov: False\n    weight_decay: 0\n    write_back: nearest\n)"
     )
 

@@ -62,6 +62,7 @@ class Net(nn.Module):
 OPTIMIZERS = {
     "sgd": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5),
     "adam": lambda p: optim.Adam(p, lr=0.1, amsgrad=True),
+    "capturable": lambda p: optim.Adam(p, lr=0.1, capturable=True),
     "masters": lambda p: optim.AdamW(p, lr=0.1, master_weights=True),
     "half alone": lambda p: optim.SGD(p, lr=0.1, momentum=0.9),
 }

@@ -41,7 +41,13 @@ from minamp.backends.place import (  # noqa: F401  picking and placing
     triu,
 )
 from minamp.backends.series import cumprod, cumsum, prod, recurrence, vector_norm  # noqa: F401
-from minamp.backends.update import adam, sgd  # noqa: F401  the optimizers' arithmetic
+from minamp.backends.update import (  # noqa: F401  the scaler's and the optimizers' arithmetic
+    adam,
+    sgd,
+    unscale,
+    update_scale,
+    widen_all,
+)
 from minamp.backends.upsample import upsample2d, upsample2d_grad  # noqa: F401
 from minamp.formats import cast, narrow, round_to, widen  # noqa: F401  part of the vocabulary
 from minamp.formats import flat as _flat
@@ -190,29 +196,6 @@ def linear(x, weight, bias):
 
 def mT(x):
     return np.swapaxes(x, -1, -2)
-
-
-# ---- the scaler's pass over one gradient
-
-
-def _all_finite(x):
-    """True if `x` holds neither inf nor nan. x . x is finite then, one BLAS pass; only if it is not, look at each value."""
-    flat = x.reshape(-1)
-    if x.dtype in (np.float32, np.float64) and np.isfinite(np.dot(flat, flat)):
-        return True
-    return bool(np.isfinite(flat).all())
-
-
-@np.errstate(all="ignore")
-def unscale(gradients, inverse):
-    """Multiply every gradient by `inverse` in place; for each, whether a value was or became non-finite (one stays one)."""
-    for g in gradients:
-        if inverse != 1.0:
-            if g.dtype in (np.float32, np.float64):
-                np.multiply(g, inverse, out=g)
-            else:  # bfloat16: in float32, rounded once
-                g[...] = narrow(widen(g) * np.float32(inverse), g.dtype)
-    return [not _all_finite(g) for g in gradients]
 
 
 # ---- functions NumPy has not

@@ -3,12 +3,12 @@
 The arithmetic is the same: half is widened, sums have a float32 accumulator, named every time (CuPy's own half sums differ by
 axis and layout), and rounding to half is the one last step. Matrix products and convolutions take half as it is stored, since
 that is what tensor cores multiply. Nothing here waits for the GPU, except where the size of a result depends on values (a bool
-mask as an index) and in `unscale`.
+mask as an index).
 """
 
 import numpy as np
 
-from minamp.backends import device, gemm, kernels
+from minamp.backends import gemm, kernels
 from minamp.backends.cuda_cast import cast, narrow, widen  # noqa: F401  part of the vocabulary
 from minamp.backends.cuda_check import check  # noqa: F401  what is looked at before a kernel runs
 from minamp.backends.cuda_conv import (  # noqa: F401  the convolution room, same vocabulary
@@ -43,6 +43,13 @@ from minamp.backends.cuda_place import (  # noqa: F401  picking and placing
 from minamp.backends.cuda_series import cumprod, cumsum, prod, recurrence, vector_norm  # noqa: F401
 from minamp.backends.cuda_upsample import upsample2d, upsample2d_grad  # noqa: F401
 from minamp.backends.device import xp
+from minamp.backends.kernels_update import (  # noqa: F401  the scaler's and the optimizers' passes
+    adam,
+    sgd,
+    unscale,
+    update_scale,
+    widen_all,
+)
 from minamp.formats import float32, is_half
 
 name = "cuda"
@@ -209,40 +216,6 @@ def linear(x, weight, bias):
 
 def mT(x):
     return xp.swapaxes(x, -1, -2)
-
-
-# ---- the scaler's pass over the gradients, and the optimizers'
-
-
-def unscale(gradients, inverse):
-    """Multiply every gradient by `inverse` in place; for each, whether a value was or became non-finite.
-
-    The flags are read together: the only time a training step waits for the GPU.
-    """
-    bad = xp.zeros(len(gradients), np.uint32)
-    flats = [xp.ascontiguousarray(g).reshape(-1) for g in gradients]  # all memory before the first write
-    for i, (g, flat) in enumerate(zip(gradients, flats, strict=True)):
-        kernels.unscale(flat, bad[i : i + 1], inverse)
-        if not g.flags.c_contiguous:
-            g[...] = flat.reshape(g.shape)
-    return device.to_host(bad).astype(bool).tolist()
-
-
-def sgd(w, g, buffer, fresh, **options):
-    _contiguous(kernels.sgd, (w, g, buffer), fresh, **options)
-
-
-def adam(w, g, m, v, v_max, step, **options):
-    _contiguous(kernels.adam, (w, g, m, v, v_max), step, **options)
-
-
-def _contiguous(kernel, arrays, *rest, **options):
-    """Run `kernel` on flat arrays; what does not lie without gaps goes through a copy."""
-    flat = [None if a is None else xp.ascontiguousarray(a) for a in arrays]
-    kernel(*flat, *rest, **options)
-    for a, f in zip(arrays, flat, strict=True):
-        if a is not None and f is not a:
-            a[...] = f
 
 
 # ---- functions CuPy has not, or not so

@@ -6,8 +6,6 @@ of 64 channels, 112 x 112, make columns of more than 2^31 elements). No fused mu
 NumPy rounds it. CuPy compiles with -ftz=true, so float32 results below 1.2e-38 become 0; half's subnormals survive.
 """
 
-import math
-
 import numpy as np
 
 from minamp.backends.device import array_module, xp
@@ -40,86 +38,6 @@ template <> __device__ void zero(word16& w) { w.a = w.b = 0; }
 """
 INCLUDES = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
 
-# g *= inverse over a flat buffer; *bad becomes 1 if a value was or became non-finite. A float16 gradient is only looked at.
-UNSCALE = r"""
-template <class T, class S> __device__ void unscale(T* g, u32* bad, S inverse, i64 n) {
-  EACH(e, n) {
-    S x = (S)g[e];
-    S y = x * inverse;
-    if (inverse != (S)1) g[e] = rounded<T>(y);
-    if (!(x - x == (S)0) || !(y - y == (S)0) || !((S)g[e] - (S)g[e] == (S)0)) *bad = 1;  // all threads write the same
-  }
-}
-#define UNSCALE(T) extern "C" __global__ void unscale_##T(T##_t* g, u32* bad, Sum<T##_t>::type inverse, i64 n) { \
-  unscale(g, bad, inverse, n); }
-UNSCALE(half) UNSCALE(bf16) UNSCALE(float) UNSCALE(double)
-"""
-
-# The optimizers' steps in backends/update.py's order of operations. `skip` (may be null) points to a flag: where it is not 0,
-# nothing is written. `half16` (may be null) takes the new weight rounded to float16 or, with `brain`, to bfloat16.
-UPDATE = r"""
-template <class S> __device__ void store16(void* half16, int brain, i64 e, S w) {
-  if (!half16) return;
-  if (brain) ((bf16_t*)half16)[e] = rounded<bf16_t>(w);
-  else ((half_t*)half16)[e] = rounded<half_t>(w);
-}
-template <class S> __device__ S direction(S w, S g, S decay, int maximize) {
-  if (decay == (S)0) return maximize ? -g : g;
-  S s = w * decay;
-  return maximize ? s - g : s + g;
-}
-
-template <class S>
-__device__ void sgd(S* w, const S* g, S* b, void* half16, const u32* skip, i64 n, S lr, S momentum, S damp, S decay,
-                    int fresh, int nesterov, int maximize, int brain) {
-  if (skip && *skip) return;
-  EACH(e, n) {
-    S d = direction(w[e], g[e], decay, maximize);
-    if (b) {
-      S held = b[e] * momentum;
-      held = fresh ? d : held + d * damp;
-      b[e] = held;
-      d = nesterov ? d + held * momentum : held;
-    }
-    S y = w[e] - d * lr;
-    w[e] = y;
-    store16(half16, brain, e, y);
-  }
-}
-
-template <class S>
-__device__ void adam(S* w, const S* g, S* m, S* v, S* top, void* half16, const u32* skip, i64 n, S shrink, S decay,
-                     S one_minus_beta1, S beta2, S one_minus_beta2, S root, S eps, S step_size, int maximize, int brain) {
-  if (skip && *skip) return;
-  EACH(e, n) {
-    S y = w[e] * shrink;
-    S d = direction(y, g[e], decay, maximize);
-    S mean = m[e] + (d - m[e]) * one_minus_beta1;
-    m[e] = mean;
-    S square = v[e] * beta2 + d * one_minus_beta2 * d;
-    v[e] = square;
-    if (top) {
-      S before = top[e];
-      square = before != before || before > square ? before : square;
-      top[e] = square;
-    }
-    S t = (S)sqrt(square) / root + eps;
-    y = y - mean * step_size / t;
-    w[e] = y;
-    store16(half16, brain, e, y);
-  }
-}
-#define UPDATE(S) \
-extern "C" __global__ void sgd_##S(S* w, const S* g, S* b, void* half16, const u32* skip, i64 n, S lr, S momentum, S damp, \
-    S decay, int fresh, int nesterov, int maximize, int brain) { \
-  sgd(w, g, b, half16, skip, n, lr, momentum, damp, decay, fresh, nesterov, maximize, brain); } \
-extern "C" __global__ void adam_##S(S* w, const S* g, S* m, S* v, S* top, void* half16, const u32* skip, i64 n, S shrink, \
-    S decay, S one_minus_beta1, S beta2, S one_minus_beta2, S root, S eps, S step_size, int maximize, int brain) { \
-  adam(w, g, m, v, top, half16, skip, n, shrink, decay, one_minus_beta1, beta2, one_minus_beta2, root, eps, step_size, \
-       maximize, brain); }
-UPDATE(float) UPDATE(double)
-"""
-
 # Which values dropout keeps: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011, section 3.3),
 # counter e / 4, its e % 4th word. keep[e] = word >= threshold, so the share of zeros is threshold / 2^32.
 DROPOUT = r"""
@@ -144,9 +62,6 @@ extern "C" __global__ void keep_mask(bool* keep, i64 n, u32 key0, u32 key1, u32 
 # Kernel name without the types it is made for -> its text; the other rooms add theirs. Where KINDS names types, the text ends in
 # a macro NAME(types) and `source` makes the kernels asked for: one of max pooling's takes NVRTC 0.3 s, all 8 of a text 1.6.
 SOURCES = {
-    "unscale": UNSCALE,
-    "sgd": UPDATE,
-    "adam": UPDATE,
     "keep_mask": DROPOUT,
 }
 KINDS = {}
@@ -183,61 +98,6 @@ def ints(*values):
 def optional(array):
     """`array`, or a null pointer for None."""
     return NULL if array is None else array
-
-
-def unscale(g, bad, inverse):
-    """g *= inverse in place; bad[0] = 1 if a value was or became non-finite. g contiguous, bad uint32."""
-    inverse = np.float64(inverse) if g.dtype == float64 else np.float32(inverse)
-    launch("unscale", C_TYPES[g.dtype], g.size, g, bad, inverse, np.int64(g.size))
-
-
-def sgd(
-    w,
-    g,
-    buffer,
-    fresh,
-    *,
-    lr,
-    momentum,
-    dampening,
-    weight_decay,
-    nesterov,
-    maximize,
-    half=None,
-    skip=None,
-):
-    """update.sgd in one pass, in place. half: takes the new weight rounded; skip: uint32 flag on the GPU, not 0 for no step."""
-    numbers = (w.dtype.type(v) for v in (lr, momentum, 1 - dampening, weight_decay))
-    flags = (np.int32(v) for v in (fresh, nesterov, maximize, half is not None and half.dtype == bfloat16))
-    rest = (*map(optional, (buffer, half, skip)), np.int64(w.size), *numbers, *flags)
-    launch("sgd", C_TYPES[w.dtype], w.size, w, g, *rest)
-
-
-def adam(
-    w,
-    g,
-    m,
-    v,
-    v_max,
-    step,
-    *,
-    lr,
-    betas,
-    eps,
-    weight_decay,
-    decoupled,
-    maximize,
-    half=None,
-    skip=None,
-):
-    """update.adam in one pass, in place; half and skip as in sgd."""
-    beta1, beta2 = betas
-    shrink, decay = (1 - lr * weight_decay, 0.0) if decoupled else (1.0, weight_decay)
-    root, step_size = math.sqrt(1 - beta2**step), lr / (1 - beta1**step)
-    numbers = (w.dtype.type(x) for x in (shrink, decay, 1 - beta1, beta2, 1 - beta2, root, eps, step_size))
-    flags = (np.int32(x) for x in (maximize, half is not None and half.dtype == bfloat16))
-    rest = (m, v, *map(optional, (v_max, half, skip)), np.int64(w.size), *numbers, *flags)
-    launch("adam", C_TYPES[w.dtype], w.size, w, g, *rest)
 
 
 def keep_mask(key, shape, p):
