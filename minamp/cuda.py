@@ -7,6 +7,7 @@ does nothing there.
 from minamp import backends
 from minamp.backends import gpu_status, memory
 from minamp.backends.errors import OutOfMemoryError  # noqa: F401  torch's place for it
+from minamp.backends.graph import CUDAGraph, graph  # noqa: F401
 
 
 def is_available():

@@ -18,13 +18,25 @@ import warnings
 import doubles
 import numpy as np
 import pytest
+import standin
+import test_capture
 import test_cuda
 import test_kernels
 import test_policy
 
 import minamp
 from minamp import backends, bfloat16, float16, float32, float64
-from minamp.backends import cpu, cuda, cuda_conv, device, gemm, kernels, kernels_conv, kernels_pool
+from minamp.backends import (
+    cpu,
+    cuda,
+    cuda_conv,
+    device,
+    gemm,
+    kernels,
+    kernels_conv,
+    kernels_pool,
+    kernels_update,
+)
 from minamp.formats import cast, format_of, widen
 from minamp.tensor import Tensor
 
@@ -171,18 +183,36 @@ def test_conv_against_float64(c, o, size, kernel, stride, padding, dilation, gro
 @pytest.fixture
 def doubled(monkeypatch):
     """Every launch is done again in NumPy on copies; all arrays must be equal, bit for bit."""
-    launch, ran = kernels.launch, []
+    launch, run, ran = kernels.launch, kernels_update._run, []
 
     def both(base, kind, n, *args, **block):
+        if isinstance(args[0], np.ndarray):  # a table of addresses on the GPU: both_tables compares
+            return launch(base, kind, n, *args, **block)
         copies = [a.get() if device.holds(a) else a for a in args]
         launch(base, kind, n, *args, **block)
         doubles.of(f"{base}_{kind}" if kind else base)(*copies)
-        for a, b in zip(args, copies, strict=True):
+        equal(base, args, copies)
+
+    def both_tables(base, dtype, columns, *args, **options):
+        flat = [a for c in columns for a in c or ()]
+        copies, held = [a.get() if device.holds(a) else a for a in args], [a.get() for a in flat]
+        rest = iter(map(standin.ndarray, held))
+        table, _ = kernels_update._table([c and [next(rest) for _ in c] for c in columns])
+        run(base, dtype, columns, *args, **options)
+        count = np.int32(len(columns[0]))
+        doubles.of(f"{base}_{kernels.C_TYPES[dtype]}")(table, count, np.int32(0), *copies)
+        if base == "unscale":  # its flags lie in the first argument, and are compared one by one
+            args, copies = (args[0][:1],), [copies[0][:1]]
+        equal(base, (*args, *flat), (*copies, *held))
+
+    def equal(base, arrays, copies):
+        for a, b in zip(arrays, copies, strict=True):
             if device.holds(a):
                 np.testing.assert_array_equal(widen(a.get()), widen(b), err_msg=base)
         ran.append(base)
 
     monkeypatch.setattr(kernels, "launch", both)
+    monkeypatch.setattr(kernels_update, "_run", both_tables)
     yield
     assert ran
 
@@ -197,7 +227,7 @@ def test_kernels_equal_their_doubles(doubled, dtype):
     for bad in (1.0, np.inf):
         g = values(1000, dtype)
         g[17] = bad
-        kernels.unscale(put(g), put(np.zeros(1, np.uint32)), 2.0**-16)
+        kernels_update.unscale([put(g), put(g[:9]), put(g[:600])], put(np.array(2.0**16, np.float32)))
     rows, cols = [(0, 4), (4, 9)], [(0, 3), (2, 7)]
     y = kernels_pool.window_mean(x, rows, cols, np.outer([4, 5], [3, 5]))
     kernels_pool.window_mean_grad(y, x.shape, rows, cols, np.outer([4, 5], [3, 5]))
@@ -206,13 +236,40 @@ def test_kernels_equal_their_doubles(doubled, dtype):
 
 @pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 def test_updates_equal_their_doubles(doubled, dtype):
-    w, g, m, v, top = (put(np.abs(values(1000, dtype, i))) for i in range(5))
-    half = device.xp.zeros(1000, float16)
+    several = [[put(np.abs(values(n, dtype, i))) for n in (1000, 7, 333)] for i in range(5)]
+    w, g, m, v, top = several
+    halves = None if dtype == float64 else [device.xp.zeros(a.shape, float16) for a in w]
+    steps, skip = [put(np.array(2, np.float32)) for _ in w], put(np.ones(1, np.uint32))
     options = dict(lr=0.1, momentum=0.9, dampening=0.0, weight_decay=0.01, nesterov=True, maximize=False)
-    kernels.sgd(w, g, m, False, half=half, **options)
+    kernels_update.sgd(w, g, m, False, halves=halves, **options)
+    kernels_update.sgd(w, g, m, False, halves=halves, skip=skip, **options)
     options = dict(lr=0.01, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1, decoupled=True, maximize=False)
-    kernels.adam(w, g, m, v, top, 3, half=half, **options)
-    kernels.adam(w, g, m, v, None, 4, skip=put(np.ones(1, np.uint32)), **options)
+    kernels_update.adam(w, g, m, v, top, 3, halves=halves, **options)
+    room = device.xp.zeros(6, dtype)
+    for flag in (skip, None):
+        kernels_update.adam(w, g, m, v, None, steps, corrections=room, skip=flag, **options)
+    kernels_update.widen_all([put(values(9, d)) for d in HALVES])
+    scale, tracker = put(np.array(4.0, np.float32)), put(np.array(1, np.int32))
+    kernels_update.update_scale(scale, tracker, None, False, 2.0, 0.5, 2, 0.0, 1e9)
+    assert scale.get() == 8.0 and tracker.get() == 0
+
+
+@pytest.mark.parametrize("optimizer", test_capture.OPTIMIZERS)
+@pytest.mark.parametrize("make", [test_cuda.mlp, test_cuda.CNN])
+def test_a_captured_step_trains_as_steps_do(make, optimizer):
+    """Skips and growth are the same; the losses to the last bits, since a graph may choose other products' algorithms."""
+    plain = test_capture.Training(make, optimizer)
+    ours = test_capture.Training(make, optimizer, capturable=True)
+    for _ in range(5):
+        plain.step(), ours.step()
+    g = minamp.cuda.CUDAGraph()
+    with minamp.cuda.graph(g):
+        ours.step()
+    for _ in range(4):
+        plain.step(), g.replay()
+    assert ours.scaler.state_dict() == plain.scaler.state_dict()
+    for p, q in zip(ours.model.parameters(), plain.model.parameters(), strict=True):
+        np.testing.assert_allclose(p.data.get(), q.data.get(), rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("source", [*FLOATS, np.dtype(np.int64)], ids=str)
