@@ -42,15 +42,12 @@ def page():
         ]
         if not members:
             continue
-        lines += ["| op | declared in | what it is |", "|---|---|---|"]
+        lines += ["| op | what it is |", "|---|---|"]
         for o in members:
             file = o.__module__.replace(".", "/") + ".py"
-            text = (
-                re.split(r"(?<=[.;:]) ", " ".join((o.__doc__ or "").split()))[0]
-                .rstrip(".;:")
-                .replace("|", "\\|")
-            )
-            lines.append(f"| `{o.name}` | [{file}](../../{file}) | {text} |")
+            first = re.split(r"(?<=[^.][.;:]) ", " ".join((o.__doc__ or "").split()))[0].rstrip(".;:")
+            text = re.sub(r"[|*]", r"\\\g<0>", first)  # neither a column's end nor bold
+            lines.append(f"| [`{o.name}`](../../{file}) | {text} |")
         lines.append("")
     composites = sorted(name for name, f in OPS.items() if not isinstance(f, Op))
     lines += ["## Made of other ops", "", ", ".join(f"`{n}`" for n in composites) + ".", ""]
