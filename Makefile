@@ -9,7 +9,7 @@ BOOK_VENV := .venv-notebooks
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu setup-compile demo detector test test-gpu conformance bench figures notebooks test-notebooks site lint clean
+.PHONY: help setup setup-gpu setup-compile demo detector test test-gpu conformance bench figures notebooks test-notebooks site test-site lint clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -74,8 +74,12 @@ test-notebooks: $(BOOK_VENV)/ready  ## run every notebook again and compare
 	$(ONE_THREAD) $(BOOK_VENV)/bin/python -m pytest -q tests/test_notebooks.py $(ARGS)
 
 site: $(BOOK_VENV)/ready  ## the course as a website that needs no network: build/site/index.html
+	@rm -rf build/site  # what is built anew warns of everything that is wrong, each time
 	$(BOOK_VENV)/bin/python -m sphinx -q -W -b html notebooks build/site
 	@echo "open build/site/index.html"
+
+test-site: $(BOOK_VENV)/ready  ## look at every page of the website in a browser (needs Chromium)
+	$(BOOK_VENV)/bin/python -m pytest -q tests/test_site.py $(ARGS)
 
 $(BOOK_VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(BOOK_VENV)

@@ -8,8 +8,6 @@ import importlib
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -142,33 +140,3 @@ def test_the_form(path):
     asked = re.findall(r"^\d+\. ", last.partition("## Questions")[2].partition("\n## ")[0], re.MULTILINE)
     assert 2 <= len(asked) <= 4
     assert "arxiv.org" in last
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("myst_nb") is None, reason="needs myst-nb: run make test-notebooks"
-)
-def test_the_site_fetches_nothing(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-q",
-        "-W",
-        "-b",
-        "html",
-        "-d",
-        tmp_path / "trees",
-        BOOK,
-        tmp_path / "site",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    for path in (tmp_path / "site").rglob("*.html"):
-        page = path.read_text(encoding="utf-8")
-        fetched = re.findall(r"<(?:script|img|link|iframe)\b[^>]*(?:src|href)=\"(?:https?:)?//[^\"]*", page)
-        assert not fetched, f"{path.name}: {fetched}"
-    for path in (tmp_path / "site").rglob("*.css"):
-        assert not re.search(r"(?:url\(|@import )[\"']?(?:https?:)?//", path.read_text(encoding="utf-8")), (
-            path.name
-        )
-    assert "<math" in (tmp_path / "site" / "01_number_formats.html").read_text(encoding="utf-8")
