@@ -203,7 +203,7 @@ print(f"mean: {draws.mean():.6f}")
 assert abs((draws < 1).mean() - 0.2048) < 0.005 and abs(draws.mean() - 0.9999) < 5e-6
 
 # %% [markdown]
-# Right on average, but each weight makes a random walk: look at the bfloat16 panel. It needs no memory at all.
+# Right on average, but each weight makes a random walk: look at the bfloat16 panel. This way needs no memory at all.
 #
 # **Kahan summation.** A second half number $c$ remembers what rounding has added, and the next step starts from
 # $w - c$:
@@ -295,6 +295,7 @@ print(
 )
 for name, (losses, accuracy, still) in runs.items():
     print(f"{name:24}{losses[0]:11.2f}{losses[-20:].mean():17.3f}{accuracy:10.2f}{still:26.1%}")
+assert all(np.isfinite(losses).all() for losses, *_ in runs.values())
 final = {name: losses[-20:].mean() for name, (losses, *_) in runs.items()}
 gap = {name: loss - final["float32"] for name, loss in final.items()}
 assert gap["float16"] > 0.08 and gap["bfloat16"] > 0.5 and runs["float16"][2] > 0.5 < runs["bfloat16"][2]
@@ -331,7 +332,7 @@ plt.show()
 #
 # ## How to see it coming
 #
-# The only number that matters is the ratio of weight to update. Here is its distribution in the float32 network
+# What matters is the ratio of weight to update. Here is its distribution in the float32 network
 # after one pass, at four learning rates.
 #
 # **Predict.** At a learning rate of 0.1, is float16 safe for weights?
