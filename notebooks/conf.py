@@ -33,15 +33,23 @@ nb_code_prompt_show, nb_code_prompt_hide = "Show the answer", "Hide the answer" 
 nb_render_image_options = {"width": "100%", "alt": "Figure; the text below says what it shows"}
 
 
-# Formulas become MathML, which browsers set by themselves: no script and no font.
+# Formulas become MathML, which browsers set by themselves: no script and no font. The converter takes some TeX by its other name.
+OTHER_NAMES = {"{aligned}": "{align*}", r"\lVert": r"\|", r"\rVert": r"\|"}
+
+
+def _mathml(tex, display):
+    for name, other in OTHER_NAMES.items():
+        tex = tex.replace(name, other)
+    return latex2mathml.converter.convert(tex, display=display)
+
+
 def _inline(self, node):
-    self.body.append(latex2mathml.converter.convert(node.astext()))
+    self.body.append(_mathml(node.astext(), "inline"))
     raise nodes.SkipNode
 
 
 def _block(self, node):
-    formula = latex2mathml.converter.convert(node.astext(), display="block")
-    self.body.append(f'<div class="math">{formula}</div>')
+    self.body.append(f'<div class="math">{_mathml(node.astext(), "block")}</div>')
     raise nodes.SkipNode
 
 

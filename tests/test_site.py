@@ -45,7 +45,8 @@ LOOK = r"""async width => {
         const size = parseFloat(getComputedStyle(e).fontSize)
         // exponents and indices are smaller than their line, in formulas and beside them
         if (size < 14 && !e.closest('math, sup, sub')) small.push(`${size} px: ${text.slice(0, 40)}`)
-        if (!e.closest('pre, code') && /\$|\\[a-zA-Z]+/.test(text)) tex.push(text.slice(0, 60))
+        const left = e.closest('math') ? /[$&\\]/ : /\$|\\[a-zA-Z]+/
+        if (!e.closest('pre, code') && left.test(text)) tex.push(text.slice(0, 60))
         const range = document.createRange(); range.selectNodeContents(walk.currentNode)
         if (article.contains(e) && box(range).right > width + 1 && !scrolls(e)) cut.push(text.slice(0, 40))
     }
