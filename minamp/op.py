@@ -334,6 +334,7 @@ class Op:
         env = dict(node.attrs)
         if self.variadic:
             env[self.params[0]] = [None] * len(node.edges)
+            env[f"{self.params[0]}_shape"] = [shape for shape, _ in node.metas]
         for i, value, counter, version, edge in node.saved:
             if counter is not None:
                 if counter[0] != version:
@@ -386,7 +387,7 @@ class Op:
             node.saved = FREED
 
     def _shape(self, node, name):
-        return [shape for shape, _ in node.metas] if self.variadic else node.metas[self.shapes[name]][0]
+        return node.metas[self.shapes[name]][0]
 
 
 def _is_new(gx, g, env):
