@@ -493,6 +493,9 @@ def test_a_large_weights_copy_reads_like_half_and_holds_float32_on_its_grid():
     assert copy.dtype == np.float16 and np.array_equal(copy.detach().numpy(), want)
     with pytest.raises(ValueError, match="read-only"):
         backends.widen(kept)[0] = 0
+    copy.detach().add_(1.0)
+    assert np.array_equal(copy.detach().numpy(), backends.narrow(want + np.float32(1), float16))
+    assert np.array_equal(backends.widen(copy._data), copy.detach().numpy().astype(np.float32))
 
 
 @pytest.mark.parametrize("dtype", [float16, bfloat16])

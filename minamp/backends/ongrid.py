@@ -45,5 +45,10 @@ class OnGrid:
     def __getitem__(self, key):
         return self.words()[key]
 
+    def __setitem__(self, key, value):
+        words = self.words().copy()
+        words[key] = value
+        self._words, self.wide = words, words.astype(np.float32)
+
     def __getattr__(self, name):
         return getattr(self.words(), name)
