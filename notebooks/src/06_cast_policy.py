@@ -57,8 +57,8 @@ print("minamp", minamp.__version__, "-", len(train), "digits to train with,", le
 # the formats of its arguments by the op's *policy*. Nothing else happens: no weight is converted for good,
 # and an op that is not called is not touched.
 #
-# **Predict.** `x` and `w` are float32, `h` is float16. In a float16 region, what is the format of `x @ w`?
-# Of `relu(h)`, `exp(h)`, `softmax(h)`, `sum(h)`, `mean(h)`? Of `h + x`, `dot(h, x)`? Of `x @ w` if both are
+# **Predict.** `x` and `w` are float32, `h` is float16. In a float16 region, what is the format of `x @ w`? Of
+# `relu(h)`, `exp(h)`, `softmax(h)`, `sum(h)`, `mean(h)`? Of `h + x`, `dot(h, x)`? Of `x @ w` if both are
 # float64?
 
 # %% tags=["hide-output"]
@@ -87,9 +87,9 @@ for text, name, compute in cases:
     print(f"{text:16}{outside:>10}{str(inside):>14}   {ops[name].policy}")
 
 # %% [markdown]
-# In short: products are made half, ops that can leave half's range are made float32, and everything else
-# runs in what it is given. float64 and integers are never cast. Two of these may surprise: `sum` is float32
-# and `mean` is not, though a mean is a sum. The mean is no larger than its largest term, a sum can be.
+# In short: products are made half, ops that can leave half's range are made float32, and everything else runs
+# in what it is given. float64 and integers are never cast. Two of these may surprise: `sum` is float32 and
+# `mean` is not, though a mean is a sum. The mean is no larger than its largest term, a sum can be.
 #
 # Here is the whole table by rule, counted in the registry. [The policy table](pages/policy_table.md) lists
 # every op.
@@ -159,11 +159,11 @@ print(f"\nnot listed and able to overflow: {[n for n in unlisted if any(lost[n])
 print(f"listed as fp32 and not able to: {harmless}")
 
 # %% [markdown]
-# The range explains the list. No op of ours that is *not listed* can turn a finite half into an infinity,
-# neither in its value nor in its slope. Of those on the float32 list nearly all can. `log` overflows backward: its
-# slope is $1/x$, and that is infinite in float16 for $x$ up to $2^{-16}$. The exceptions printed last are on the list
-# because PyTorch has them there; the list is a decision made from experience, and this experiment is not how
-# it came about.
+# The range explains the list. None of the ops above that is *not listed* can turn a finite half into an
+# infinity, neither in its value nor in its slope. Of those on the float32 list nearly all can. `log` overflows
+# backward: its slope is $1/x$, and that is infinite in float16 for $x$ up to $2^{-16}$. The exceptions
+# printed last are on the list because PyTorch has them there; the list is a decision made from experience,
+# and this experiment is not how it came about.
 #
 # The figure shows six of them. Red is what float16 cannot hold.
 
@@ -302,8 +302,8 @@ assert settings["model.half(), region"][0][-1][1] == float32
 # %% [markdown]
 # *One forward and backward in five settings, from top to bottom. Left part of a box: the op and the format of
 # its result. Right part: the format of the gradient of that result. Beside the arrows: casts made for the
-# next op, those of its weights included. The two parts of a box always agree, and in a region the gradients of
-# float32 weights are float32.*
+# next op, those of its weights included. The two parts of a box always agree, and in a region the gradients
+# of float32 weights are float32.*
 #
 # `model.half()` is a different thing from a region. It changes the weights for good, so their gradients and
 # their updates are half too. A region around it repairs the loss, and not the weights: that takes master
@@ -319,9 +319,8 @@ assert settings["model.half(), region"][0][-1][1] == float32
 # **Predict.** Five changes, one at a time: `exp` in half; `sum` in half; `log` in half; `relu` in float32;
 # `linear` in float32. Which of them ruin the training? Which change nothing but the cost?
 
+
 # %% tags=["hide-output"]
-
-
 @contextlib.contextmanager
 def flipped(name, policy):
     """A region in this block treats the op by another policy."""
@@ -427,14 +426,14 @@ assert results["linear in float32"][0] == plain[0]
 # casts of one forward and the bytes it keeps for backward. Three changes end in NaN, two only cost.*
 #
 # - `exp` in half and `sum` in half are fatal within an epoch: a score above 11.09, or a row of exponentials
-#   that are finite in float32 and not in half. In the second case the op named is a cast, `to`: that is where the
-#   value was lost.
+#   that are finite in float32 and not in half. In the second case the op named is a cast, `to`: that is where
+#   the value was lost.
 # - `log` in half is fatal by its slope, as the table of slopes said. The loss of that step is still finite;
 #   the op named is `log` in *backward*, at a probability too small for $1/x$ to fit.
 # - `relu` in float32 gives the same losses to the last bit, for more casts and more memory. A policy is about
 #   cost as well as about range.
-# - `linear` in float32 gives the losses of float32 training to the last bit: all that autocast does in this network begins
-#   with the products.
+# - `linear` in float32 gives the losses of float32 training to the last bit: all that autocast does in this
+#   network begins with the products.
 #
 # ## Regions
 #
@@ -481,9 +480,8 @@ with minamp.autocast():
 # `cache_enabled=False`? In eight regions? If the weight is frozen? If each use takes a view, `w[:]`? If the
 # weight is changed in place half-way?
 
+
 # %% tags=["hide-output"]
-
-
 def casts_of(use, region=minamp.autocast, frozen=False, uses=8, regions=1):
     """How many times a float32 tensor is cast to half in `uses` calls of use(x, weight, number of the call)."""
     weight = minamp.ones(4, 4, requires_grad=not frozen)
@@ -531,9 +529,8 @@ assert list(counts.values()) == [1, 8, 8, 8, 8, 2]
 # **Predict.** A Function computes $\sum x^2$ of a half tensor that holds 300, with `x * x`. What comes out in
 # a region? And with `cast_inputs=float32`? And with `cast_inputs=float32`, outside every region?
 
+
 # %% tags=["hide-output"]
-
-
 def square_sum(cast_inputs, log):
     """A Function for the sum of squares that notes the state of both its bodies in the list `log`."""
 
@@ -580,9 +577,8 @@ assert answers[float32, True] == 90000 and np.isinf([answers[None, True], answer
 # Without the decorators backward runs with autocast off, whatever forward did. A product in it then meets a
 # half gradient and a float32 weight:
 
+
 # %%
-
-
 class Product(minamp.autograd.Function):
     """x @ w, without the decorators."""
 
@@ -637,7 +633,8 @@ for function in (Product, Repaired):
 #   [`minamp.autocast.custom_fwd`](../minamp/autocast.py) and
 #   [`minamp.autocast.custom_bwd`](../minamp/autocast.py) the decorators.
 # - [`minamp.record.observe`](../minamp/record.py) shows every op that runs;
-#   [`minamp.watch.first_bad_op`](../minamp/watch.py) and
-#   [`minamp.watch.saved_bytes`](../minamp/watch.py) are built on it.
-# - Micikevicius et al., [Mixed Precision Training](https://arxiv.org/abs/1710.03740), 2018, section 3.3, sorts
-#   a network's arithmetic into products, reductions and pointwise ops, and says which precision each needs.
+#   [`minamp.watch.first_bad_op`](../minamp/watch.py) and [`minamp.watch.saved_bytes`](../minamp/watch.py) are
+#   built on it.
+# - Micikevicius et al., [Mixed Precision Training](https://arxiv.org/abs/1710.03740), 2018, section 3.3,
+#   sorts a network's arithmetic into products, reductions and pointwise ops, and says which precision each
+#   needs.
