@@ -234,7 +234,8 @@ plt.show()
 
 # %% [markdown]
 # *The scale (blue), the limit that each batch sets (grey dots) and the skipped steps (red) for six strengths
-# of noise, N = 100. Dashed: the predicted level. The more the batches scatter, the lower the scale; the number of skips does not rise.*
+# of noise, N = 100. Dashed: the predicted level. The more the batches scatter, the lower the scale;
+# the number of skips does not rise.*
 #
 # Noise costs *headroom*: bits of the format that most batches could use and do not. It costs no steps.
 #
