@@ -470,6 +470,11 @@ def test_the_table_fits_the_terminal(columns, monkeypatch):
         assert row in text
 
 
+def test_the_table_is_text_in_jupyter_too(monkeypatch):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert "kept for backward" in str(Loop(8, 16, 4).verify())
+
+
 @pytest.mark.parametrize(
     "figure, text",
     [(0, "0.00 B"), (999.6, "1.00 kB"), (6460000, "6.46 MB"), (54, "54.0 B"), (123456, "123 kB")],

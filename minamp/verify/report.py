@@ -205,7 +205,9 @@ def table(report):
             ratio = f"{pair.ratio:.2f}" if text in (_bytes, _seconds) else ""
             out.add_row(name, text(pair.with_amp), text(pair.without_amp), ratio)
     width = min(100, shutil.get_terminal_size().columns)
-    console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False, markup=False)
+    # In Jupyter a console would display what it prints and leave `file` empty, so str() would be empty.
+    plain = {"color_system": None, "highlight": False, "markup": False, "force_jupyter": False}
+    console = Console(file=io.StringIO(), width=width, **plain)
     console.print(out)
     console.print(report.verdict)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()).strip("\n")
