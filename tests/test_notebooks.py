@@ -140,3 +140,21 @@ def test_the_form(path):
     asked = re.findall(r"^\d+\. ", last.partition("## Questions")[2].partition("\n## ")[0], re.MULTILINE)
     assert 2 <= len(asked) <= 4
     assert "arxiv.org" in last
+
+
+def test_every_claim_is_judged_by_a_cell_below_it():
+    kinds = cells(stored(BOOK / "10_claims.ipynb"))
+    headings = {
+        m.group(1): (i, m.group(2))
+        for i, (kind, source, *_) in enumerate(kinds)
+        if kind == "markdown"
+        for m in re.finditer(r"^## \((\w)\) (.+)$", source, re.MULTILINE)
+    }
+    assert "".join(headings) == "abcdefghijklmnopq"
+    stops = [i for i, _ in headings.values()][1:] + [len(kinds)]
+    for (letter, (start, _)), stop in zip(headings.items(), stops, strict=True):
+        code = [source for kind, source, *_ in kinds[start:stop] if kind == "code"]
+        verdicts = [c for c in code if re.search(rf'judge\(\s*"{letter}"', c)]
+        assert len(verdicts) == 1, f"({letter}) has {len(verdicts)} cells that judge it"
+        call = verdicts[0].partition("judge(")[2]
+        assert not re.search(r',\s*"(true|false|half true|misleading|outdated)', call), f"({letter}) is typed"

@@ -13,6 +13,8 @@
 #
 # The first cell finds minamp. If it says that minamp is not there: get the repository, run `pip install -e .`
 # in its folder, and start this notebook again.
+# On a hosted notebook service, in a cell above the first: `!git clone` the repository, then `%pip install -e` its
+# folder, with `[gpu]` behind the folder's name where the service has a GPU, and restart the kernel.
 
 # %%
 import sys

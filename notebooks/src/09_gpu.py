@@ -18,8 +18,10 @@
 # below is made up. With a GPU the same cells measure.
 #
 # The first cell finds minamp. If it says that minamp is not there: get the repository, run `pip install -e .`
-# in its folder, and start this notebook again. On a machine with an NVIDIA GPU, or a hosted notebook with one,
-# `pip install -e .[gpu]` brings what it takes.
+# in its folder, and start this notebook again.
+# On a hosted notebook service, in a cell above the first: `!git clone` the repository, then `%pip install -e` its
+# folder, with `[gpu]` behind the folder's name where the service has a GPU, and restart the kernel. On your own
+# machine with an NVIDIA GPU, `pip install -e .[gpu]` brings what it takes.
 
 # %%
 import sys
