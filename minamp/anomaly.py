@@ -12,11 +12,21 @@ from minamp.tensor import Tensor
 _lines = weakref.WeakKeyDictionary()  # Node -> the line that made it
 
 
+def remember_line(output):
+    """Note the line of user code that is making the Tensor `output`; for observers of a forward."""
+    if output._node is not None:
+        _lines[output._node] = user_line()
+
+
+def line_of(node, unknown):
+    """The line that made a Node; the text `unknown` for one that was made before anybody noted lines."""
+    return _lines.get(node, unknown)
+
+
 def _watch(check_nan):
     def see(phase, op, inputs, output):
         if phase == "forward":
-            if output._node is not None:
-                _lines[output._node] = user_line()
+            remember_line(output)
             return
         if not check_nan:
             return
@@ -24,7 +34,7 @@ def _watch(check_nan):
         array = output._data if isinstance(output, Tensor) else output
         array = backends.widen(backends.host(array))
         if np.isnan(array).any():
-            line = _lines.get(node, "made before anomaly detection was switched on")
+            line = line_of(node, "made before anomaly detection was switched on")
             raise RuntimeError(
                 f"backward of {op.name} gave nan for its argument {i} (shape {array.shape}). "
                 f"The forward was: {line}"

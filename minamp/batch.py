@@ -32,9 +32,8 @@ class Batch:
         for w, state in zip(self.ws, self.states, strict=True):
             wide = float32 if is_half(w.dtype) else w.dtype
             made = {n: Tensor(self.m.zeros_like(w, dtype=wide)) for n in names if n not in state}
-            step = state.get(
-                "step", int("momentum_buffer" in state)
-            )  # a buffer that nobody counted has begun
+            # a buffer that nobody counted has begun
+            step = state.get("step", int("momentum_buffer" in state))
             here = isinstance(step, Tensor) and backends.of(step._data) is self.m
             if self.on_gpu and counted and not here:
                 made["step"] = Tensor(self.m.full((), float(step), float32))

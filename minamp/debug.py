@@ -4,25 +4,21 @@ Kernels run after the call that launched them has returned. One that reads outsi
 call, and the GPU answers nothing from then on. Waiting after every op costs most of the speed: for looking for a fault only.
 """
 
-import weakref
-
+from minamp.anomaly import line_of, remember_line
 from minamp.backends import device, errors
 from minamp.record import described, observers
 from minamp.tensor import Tensor
-
-_lines = weakref.WeakKeyDictionary()  # Node -> the line that made it
 
 
 def _see(phase, op, inputs, output):
     if phase == "forward":
         array, what = output._data, None
-        if output._node is not None:
-            _lines[output._node] = errors.user_line()
+        remember_line(output)
     else:
         array = output._data if isinstance(output, Tensor) else output
         _, node, i = inputs
-        made = _lines.get(node, "a line before debug was switched on")
-        what = f"{described(node)}, argument {i}, of the forward at {made}"
+        line = line_of(node, "a line before debug was switched on")
+        what = f"{described(node)}, argument {i}, of the forward at {line}"
     if device.holds(array):
         errors.wait(what or op.described(inputs))
 

@@ -70,7 +70,7 @@ class Op:
     """One declared op: call it like a function. `pull` is its backward."""
 
     def __init__(self, cls, name, policy, mixed, ints, stored, moves, view, banned_text):
-        body = vars(cls)
+        body = {name: part for c in reversed(cls.__mro__) for name, part in vars(c).items()}
         self.name = self.__name__ = self.__qualname__ = name
         self.__doc__, self.__module__ = cls.__doc__, cls.__module__
         self.policy, self.cast_inputs = policy, POLICIES[policy]
@@ -364,7 +364,7 @@ class Op:
             vjp, names = self.vjps[0 if self.variadic else i]
             if self.variadic:
                 env["i"] = i
-            gx = vjp(m, g, **{n: env[n] if n in env else self._shape(node, n) for n in names})
+            gx = vjp(m, g, **{n: env[n] if n in env else node.metas[self.shapes[n]][0] for n in names})
             if gx.shape != shape:
                 gx = m.sum_to(gx, shape)
             new = _is_new(gx, g, env) and not (create_graph or self.variadic)
@@ -385,9 +385,6 @@ class Op:
         """Let go of what `node` kept; a node that kept nothing can be walked again."""
         if node.saved:
             node.saved = FREED
-
-    def _shape(self, node, name):
-        return node.metas[self.shapes[name]][0]
 
 
 def _is_new(gx, g, env):

@@ -9,6 +9,7 @@ mask as an index).
 import numpy as np
 
 from minamp.backends import gemm, kernels
+from minamp.backends.cuda_cast import alike as _alike
 from minamp.backends.cuda_cast import cast, narrow, widen  # noqa: F401  part of the vocabulary
 from minamp.backends.cuda_check import check  # noqa: F401  what is looked at before a kernel runs
 from minamp.backends.cuda_conv import (  # noqa: F401  the convolution room, same vocabulary
@@ -160,15 +161,6 @@ def expand(x, shape):
 
 
 # ---- matmul
-
-
-def _alike(a, b):
-    """Two operands of one dtype: as they are if they have it, else widened."""
-    if a.dtype == b.dtype:
-        return a, b
-    a, b = widen(a), widen(b)
-    wide = np.result_type(a.dtype, b.dtype)
-    return a.astype(wide, copy=False), b.astype(wide, copy=False)
 
 
 def matmul(a, b):

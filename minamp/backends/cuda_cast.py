@@ -11,6 +11,15 @@ def widen(a):
     return a.astype(float32) if is_half(a.dtype) else a
 
 
+def alike(a, b):
+    """Two operands of one dtype: as they are if they have it, else widened."""
+    if a.dtype == b.dtype:
+        return a, b
+    a, b = widen(a), widen(b)
+    wide = np.result_type(a.dtype, b.dtype)
+    return a.astype(wide, copy=False), b.astype(wide, copy=False)
+
+
 def narrow(a, dtype):
     """A floating array rounded once to float16 or bfloat16."""
     if a.dtype == dtype:

@@ -8,11 +8,9 @@ instead of being kept. With MINAMP_WMMA=1 in the environment the forward takes a
 
 import os
 
-import numpy as np
-
 from minamp.backends import kernels_conv, kernels_pool, kernels_wmma
 from minamp.backends.conv import conv_size, pool_size
-from minamp.backends.cuda_cast import widen
+from minamp.backends.cuda_cast import alike, widen
 from minamp.backends.device import xp
 from minamp.backends.gemm import gemm
 from minamp.formats import bfloat16, float32, is_half
@@ -21,14 +19,6 @@ from minamp.formats import bfloat16, float32, is_half
 COLUMN_BYTES = 29 << 20
 # Off unless asked for: it moves a tenth of the memory, but no GPU has told yet from which size on it is faster.
 WMMA = os.environ.get("MINAMP_WMMA") == "1"
-
-
-def _alike(a, b):
-    if a.dtype == b.dtype:
-        return a, b
-    a, b = widen(a), widen(b)
-    wide = np.result_type(a.dtype, b.dtype)
-    return a.astype(wide, copy=False), b.astype(wide, copy=False)
 
 
 def _channels_last(x):
@@ -102,7 +92,7 @@ def conv2d(x, w, bias, stride, padding, dilation, groups):
 
     The bias lies in the result before the product is added to it in float32, so half is rounded once.
     """
-    x, w = _alike(x, w)
+    x, w = alike(x, w)
     if bias is not None and bias.dtype != x.dtype:
         x, w, bias = widen(x), widen(w), widen(bias)
     n, (o, _, kh, kw) = x.shape[0], w.shape
@@ -126,7 +116,7 @@ def conv2d(x, w, bias, stride, padding, dilation, groups):
 
 def conv2d_weight_grad(g, x, w_shape, stride, padding, dilation, groups):
     """The gradient that reaches w, given g (N, O, OH, OW): float32 (float64), added up over the chunks by the product itself."""
-    g, x = _alike(g, x)
+    g, x = alike(g, x)
     o, cg, kh, kw = w_shape
     og = o // groups
     columns = _Columns(_channels_last(x), (kh, kw), g.shape[2:], stride, padding, dilation, groups)
@@ -147,7 +137,7 @@ def conv2d_input_grad(g, w, x_shape, stride, padding, dilation, groups):
 
 def conv2d_transposed(g, w, bias, x_shape, stride, padding, dilation, groups):
     """conv2d_input_grad as a forward, plus bias (O,) or None: added where the columns are gathered, before rounding."""
-    g, w = _alike(g, w)
+    g, w = alike(g, w)
     if bias is not None and bias.dtype != g.dtype:
         g, w, bias = widen(g), widen(w), widen(bias)
     (n, c, h, wide), (o, cg, kh, kw) = x_shape, w.shape

@@ -154,9 +154,8 @@ class Trace:
     parameters: dict = field(default_factory=dict)  # name -> Parameter
     scaler_given: bool = False  # an enabled scaler was handed over
     batch_norms: list = field(default_factory=list)  # (name, its non-finite buffers) before the first step
-    lost_by_hand: dict = field(
-        default_factory=dict
-    )  # updates without an optimizer: as a Call's facts['lost']
+    # updates without an optimizer: as a Call's facts['lost']
+    lost_by_hand: dict = field(default_factory=dict)
     half_state: list = field(default_factory=list)  # (where, dtype) of second moments kept in half
     steps: int = 0
     error: "Error | None" = None

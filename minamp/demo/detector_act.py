@@ -62,20 +62,13 @@ def outcome(run):
 
 def row(run):
     """The run's line of the table, as texts in the order of COLUMNS."""
-    scaled = VARIANTS[run.name].scaler is not None
-    return (
-        run.name,
-        VARIANTS[run.name].change,
-        outcome(run),
-        "-" if run.mean_ap is None else f"{run.mean_ap:.3f}",
-        f"{len(run.skips)} of {len(run.losses)}" if scaled else "-",
-        f"{run.scales[-1]:,.0f}"
-        if scaled and run.scales[-1] >= 1
-        else f"{run.scales[-1]:.0e}"
-        if scaled
-        else "-",
-        f"{run.saved_bytes / 1e6:.1f}",
-    )
+    skipped = scale = "-"
+    if VARIANTS[run.name].scaler is not None:
+        skipped = f"{len(run.skips)} of {len(run.losses)}"
+        scale = f"{run.scales[-1]:,.0f}" if run.scales[-1] >= 1 else f"{run.scales[-1]:.0e}"
+    mean_ap = "-" if run.mean_ap is None else f"{run.mean_ap:.3f}"
+    kept = f"{run.saved_bytes / 1e6:.1f}"
+    return run.name, VARIANTS[run.name].change, outcome(run), mean_ap, skipped, scale, kept
 
 
 def markdown(runs):

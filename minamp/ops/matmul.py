@@ -112,40 +112,35 @@ def _check_dot(name, a, b):
         raise RuntimeError(f"{name}: needs two vectors of one length, got shapes {a.shape} and {b.shape}")
 
 
+class _Product:
+    """What mm and bmm have in common."""
+
+    def forward(m, input, mat2):
+        return m.matmul(input, mat2)
+
+    def vjp_input(m, g, mat2):
+        return m.matmul(g, m.mT(mat2))
+
+    def vjp_mat2(m, g, input):
+        return m.matmul(m.mT(input), g)
+
+
 @op(policy=LOWER_PRECISION, stored=True)
-class mm:
+class mm(_Product):
     """The product of two matrices, (n, k) and (k, m). RuntimeError for other shapes: nothing broadcasts."""
 
     def call(input, mat2):
         _check_mm("mm", input, mat2, ("input", "mat2"))
         return (input, mat2), {}
 
-    def forward(m, input, mat2):
-        return m.matmul(input, mat2)
-
-    def vjp_input(m, g, mat2):
-        return m.matmul(g, m.mT(mat2))
-
-    def vjp_mat2(m, g, input):
-        return m.matmul(m.mT(input), g)
-
 
 @op(policy=LOWER_PRECISION, stored=True)
-class bmm:
+class bmm(_Product):
     """The products of two batches of matrices, (b, n, k) and (b, k, m). RuntimeError for other shapes: nothing broadcasts."""
 
     def call(input, mat2):
         _check_bmm("bmm", input, mat2, ("input", "mat2"))
         return (input, mat2), {}
-
-    def forward(m, input, mat2):
-        return m.matmul(input, mat2)
-
-    def vjp_input(m, g, mat2):
-        return m.matmul(g, m.mT(mat2))
-
-    def vjp_mat2(m, g, input):
-        return m.matmul(m.mT(input), g)
 
 
 @op(policy=LOWER_PRECISION)

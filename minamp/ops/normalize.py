@@ -269,16 +269,16 @@ class batch_norm:
             var = m.mean(centred * centred, dims, True)
             count = x.size // x.shape[1]
             y = _affine(m, centred / m.sqrt(var + eps), weight, bias)
+            seen = (mean, var * (count / (count - 1)))
             moved = [
-                _followed(m, r, batch, momentum)
-                for r, batch in zip(running, (mean, var * (count / (count - 1))), strict=True)
+                (r, _followed(m, r, batch, momentum))
+                for r, batch in zip(running, seen, strict=True)
+                if r is not None
             ]
-            for r, values in zip(
-                running, moved, strict=True
-            ):  # the last thing: what fails before changes nothing
-                if r is not None:
-                    r._data[...] = values
-                    r._version[0] += 1
+            # The last thing: what fails before changes nothing.
+            for r, values in moved:
+                r._data[...] = values
+                r._version[0] += 1
             return y
         scale = 1.0 / m.sqrt(var + eps)
         return _affine(m, (x - _column(m, mean, x.ndim)) * _column(m, scale, x.ndim), weight, bias)
@@ -304,7 +304,6 @@ class batch_norm:
 
 
 def _followed(m, running, batch, momentum):
-    """(1 - momentum) * running + momentum * batch, in the dtype of `running`; None without it."""
-    if running is not None:
-        old = m.widen(running._data)
-        return m.cast((1.0 - momentum) * old + momentum * m.reshape(batch, old.shape), running.dtype)
+    """(1 - momentum) * running + momentum * batch, in the dtype of `running`."""
+    old = m.widen(running._data)
+    return m.cast((1.0 - momentum) * old + momentum * m.reshape(batch, old.shape), running.dtype)

@@ -46,9 +46,8 @@ def load(target):
     if not Path(path).is_file():
         raise SystemExit(f"verify: there is no file {path!r}: give FILE.py or FILE.py:function")
     sys.path.insert(0, str(Path(path).resolve().parent))  # so that it finds its own modules
-    names = runpy.run_path(
-        path, run_name=Path(path).stem
-    )  # not '__main__': a guarded training does not start
+    # not '__main__': a guarded training does not start
+    names = runpy.run_path(path, run_name=Path(path).stem)
     if not callable(names.get(function)):
         raise SystemExit(
             f"verify: {path} defines no function {function!r}: define one that does one training step, "
