@@ -3,7 +3,7 @@
 The sources are what people edit: Python with cells marked `# %%` (jupytext's percent format). A notebook is made from its source
 alone and run in a clean kernel, and what differs from run to run is left out, so that building twice changes nothing.
 The output of a cell tagged `hide-output` is folded away: it answers a question. What a cell tagged `machine` prints depends on
-the machine, as times do, and is compared by no test.
+the machine, as times do: no test compares it, and it is stored anew only together with something else.
 """
 
 import hashlib
@@ -81,18 +81,25 @@ def _kept(output, cell):
     return output
 
 
+def lasting(notebook):
+    """What is the same each time: the cells, and the outputs of those that are not tagged `machine`."""
+    return [
+        (cell.id, cell.metadata, "machine" in cell.metadata.get("tags", ()) or cell.get("outputs"))
+        for cell in notebook.cells
+    ]
+
+
 def build(source):
-    """Make the notebook of `source`; True if that changed the file."""
+    """Make the notebook of `source`; True if that changed the file. New times alone are no reason to change it."""
     import nbformat
 
     path = target(source)
-    before = path.read_text(encoding="utf-8") if path.exists() else None
     notebook = execute(convert(source))
     nbformat.validate(notebook)
-    after = nbformat.writes(notebook) + "\n"
-    if after != before:
-        path.write_text(after, encoding="utf-8")
-    return after != before
+    if path.exists() and lasting(nbformat.read(path, as_version=4)) == lasting(notebook):
+        return False
+    path.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
+    return True
 
 
 def main(names):

@@ -83,6 +83,25 @@ def test_it_runs_from_a_clean_kernel_and_prints_the_same(path):
     assert rounded(again) == rounded(stored(path)), "run make notebooks"
 
 
+@jupyter
+@pytest.mark.parametrize("tag, changed", [("machine", False), ("other", True)])
+def test_new_times_alone_do_not_change_a_notebook(tag, changed, tmp_path, monkeypatch):
+    import nbformat
+
+    def printing(words):
+        cell = nbformat.v4.new_code_cell("print(now())", id="a", metadata={"tags": [tag]})
+        cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=words)]
+        return nbformat.v4.new_notebook(cells=[cell])
+
+    path = tmp_path / "00_times.ipynb"
+    monkeypatch.setattr(build(), "target", lambda source: path)
+    monkeypatch.setattr(build(), "convert", lambda source: source)
+    monkeypatch.setattr(build(), "execute", printing)
+    assert build().build("1 ms") and not build().build("1 ms")
+    assert build().build("2 ms") == changed
+    assert ("2 ms" in path.read_text(encoding="utf-8")) == changed
+
+
 @every_notebook
 def test_what_is_stored(path):
     notebook = stored(path)
