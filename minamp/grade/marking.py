@@ -1,0 +1,64 @@
+"""Marking one test group: its asserts run here, on values that the student's functions return from elsewhere.
+
+A test cell is ordinary Python that calls functions by name and asserts. Here those names are bound to stand-ins that send the
+arguments to the student's side and bring back plain data; whatever the student's code does, it cannot reach an expected value,
+a tolerance or an assert.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+class AnswerError(Exception):
+    """The student's side gave no value: it raised, ran out of time, died, or answered with something that is no plain data.
+
+    `text` is for the student to read.
+    """
+
+    def __init__(self, text):
+        super().__init__(text)
+        self.text = text
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What one test group earned, and why: `text` is for the student, empty when all is right."""
+
+    id: str
+    points: float
+    of: float
+    text: str = ""
+
+
+def mark_group(assignment, group, call, seed):
+    """The Mark of the tests cell `group`: all its points, or none and the reason.
+
+    `call(name, args, kwargs)` asks the student's side: it returns plain data, has put what the function changed in its array
+    arguments into `args`, or raises AnswerError. `seed` (integers) seeds the generator that the tests know as `rng`.
+    """
+    namespace = {"__name__": "__grader__"}
+    for cell in assignment.of("given"):
+        exec(compile(cell.source, f"<{cell.id}>", "exec"), namespace)  # ours
+    for name in assignment.called():
+        namespace[name] = _stand_in(name, call)
+    namespace["rng"] = np.random.default_rng(seed)
+    try:
+        with np.errstate(all="ignore"):
+            exec(compile(group.source, f"<{group.id}>", "exec"), namespace)  # ours
+    except AnswerError as error:
+        return Mark(group.id, 0.0, group.points, error.text)
+    except AssertionError as error:
+        return Mark(group.id, 0.0, group.points, str(error) or "A check of this group failed.")
+    except Exception as error:  # a comparison that the returned value makes impossible
+        text = f"What your function returned cannot be compared with what is asked ({type(error).__name__}): look at its type, shape and dtype."
+        return Mark(group.id, 0.0, group.points, text)
+    return Mark(group.id, group.points, group.points)
+
+
+def _stand_in(name, call):
+    def answer(*args, **kwargs):
+        return call(name, args, kwargs)
+
+    answer.__name__ = name
+    return answer
