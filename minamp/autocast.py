@@ -11,6 +11,7 @@ import warnings
 
 import numpy as np
 
+from minamp.announce import announced
 from minamp.backends import device_type as check_device
 from minamp.formats import bfloat16, float16, float32, is_half
 from minamp.record import enable_grad, grad_mode
@@ -92,6 +93,7 @@ class autocast:
             self.enabled = False
         self.outer = []  # a stack, so that one object can be entered again (recursion)
 
+    @announced("autocast")
     def __enter__(self):
         self.outer.append((state.enabled, state.dtype, state.cache_enabled))
         state.enabled = self.enabled and state.allowed

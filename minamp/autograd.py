@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from minamp.announce import announced
 from minamp.anomaly import detect_anomaly, is_anomaly_enabled, set_detect_anomaly  # noqa: F401
 from minamp.backends import host
 from minamp.formats import float64, widen
@@ -16,6 +17,7 @@ from minamp.record import (
 from minamp.tensor import Tensor
 
 
+@announced("grad")
 def grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=False, allow_unused=False):
     """d(outputs)/d(inputs) as a tuple of Tensors; no .grad is touched, as torch.autograd.grad.
 

@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from minamp import backends
+from minamp.announce import announced
 from minamp.formats import FORMATS
 from minamp.tensor import Tensor
 
@@ -35,6 +36,7 @@ _NAMES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 complex64 compl
 DTYPES = {d.name: d for d in (*map(np.dtype, _NAMES), *FORMATS)}
 
 
+@announced("save")
 def save(obj, path):
     """Write `obj` to `path`: Tensors, arrays, numbers, strings, bools and None in dicts, lists and tuples, nested.
 

@@ -1,6 +1,7 @@
 """autograd.Function: an op written by the user, forward and backward in Tensors."""
 
 from minamp import backends
+from minamp.announce import announced
 from minamp.create import zeros
 from minamp.formats import is_floating, is_half
 from minamp.record import FREED, Node, grad_mode, no_grad, observers, set_grad_enabled
@@ -61,6 +62,7 @@ class Function:
         raise NotImplementedError("a Function needs a static method backward(ctx, *grads)")
 
     @classmethod
+    @announced("Function.apply")
     def apply(cls, *args, **kwargs):
         """Run forward and record it."""
         tensors = [a if isinstance(a, Tensor) else None for a in args]

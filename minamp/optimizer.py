@@ -5,6 +5,7 @@ from collections import defaultdict
 import numpy as np
 
 from minamp import backends, weights
+from minamp.announce import announced
 from minamp.batch import Batch
 from minamp.create import generator
 from minamp.formats import float32, float64
@@ -77,6 +78,7 @@ class Optimizer:
         if not ok:
             raise ValueError(f"{self._name}: {option} must be {range_text}, got {group[option]!r}")
 
+    @announced("optimizer.zero_grad")
     def zero_grad(self, set_to_none=True):
         """Drop the gradients of all parameters and of their masters, or write zeros."""
         for group in self.param_groups:
@@ -85,6 +87,7 @@ class Optimizer:
 
     # -- the step
 
+    @announced("optimizer.step")
     @backends.quiet
     def step(self, closure=None):
         """Update every parameter that has a gradient. Returns closure()'s loss, or True: the step was made.
@@ -163,6 +166,7 @@ class Optimizer:
 
     # -- saving and loading
 
+    @announced("optimizer.state_dict")
     def state_dict(self):
         """{'state': {index: buffers}, 'param_groups': [options, 'params' as indices]}; shares memory.
 

@@ -169,13 +169,10 @@ class Snapshot:
         if isinstance(attributes, dict):
             self._dict(attributes)
             found += [(f"{path}.{name}", v) for name, v in attributes.items()]
-        for kind in type(x).__mro__:
-            slots = vars(kind).get("__slots__", ())
-            names = [n for n in ((slots,) if isinstance(slots, str) else slots) if not n.startswith("__")]
-            names = [n for n in names if hasattr(x, n)]
-            if names:
-                self._attributes(x, names)
-                found += [(f"{path}.{n}", getattr(x, n)) for n in names]
+        names = [n for n in _slots(type(x)) if hasattr(x, n)]
+        if names:
+            self._attributes(x, names)
+            found += [(f"{path}.{n}", getattr(x, n)) for n in names]
         return found
 
     # -- the ways to put something back
@@ -215,6 +212,14 @@ def _same(a, b):
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
     return bool(backends.host((a == b) | (a != a) & (b != b)).all())
+
+
+@functools.cache
+def _slots(kind):
+    """The attributes that instances of a class keep in slots."""
+    slots = [vars(k).get("__slots__", ()) for k in kind.__mro__]
+    names = [n for s in slots for n in ((s,) if isinstance(s, str) else s)]
+    return [n for n in names if not n.startswith("__")]
 
 
 def _foreign(module):

@@ -22,6 +22,7 @@ from enum import Enum
 import numpy as np
 
 from minamp import backends
+from minamp.announce import announced
 from minamp.evidence import Evidence
 from minamp.formats import float32
 from minamp.tensor import Tensor
@@ -47,6 +48,7 @@ class GradScaler:
     AssertionError for factors on the wrong side of 1, ValueError for bounds that exclude init_scale or max_skips < 1.
     """
 
+    @announced("scaler.new")
     def __init__(
         self,
         device="cuda",
@@ -85,6 +87,7 @@ class GradScaler:
 
     # -- the loss
 
+    @announced("scaler.scale")
     def scale(self, outputs):
         """outputs * scale; a Tensor, or tuples and lists of them, nested.
 
@@ -116,6 +119,7 @@ class GradScaler:
 
     # -- one optimizer's gradients
 
+    @announced("scaler.unscale_")
     def unscale_(self, optimizer):
         """Divide the optimizer's gradients by the scale, in place and in float32, and note whether any is not finite.
 
@@ -182,6 +186,7 @@ class GradScaler:
 
     # -- the step
 
+    @announced("scaler.step")
     def step(self, optimizer, *args, **kwargs):
         """optimizer.step(*args, **kwargs) if every gradient is finite; its return value then, None if the step is skipped.
 
@@ -242,6 +247,7 @@ class GradScaler:
 
     # -- the scale
 
+    @announced("scaler.update")
     def update(self, new_scale=None):
         """Shrink the scale if any optimizer met a non-finite gradient since the last update, else count towards growth.
 
@@ -356,6 +362,7 @@ class GradScaler:
 
     # -- saving
 
+    @announced("scaler.state_dict")
     def state_dict(self):
         """scale, factors, interval and count; {} if disabled. Take it after update()."""
         if not self._enabled:

@@ -9,6 +9,7 @@ import weakref
 import numpy as np
 
 from minamp import backends
+from minamp.announce import announced
 from minamp.backends import host
 from minamp.formats import bfloat16, float16, float32, float64, is_floating, is_half, widen
 from minamp.record import grad_mode, leaf_node, run_backward
@@ -239,6 +240,7 @@ class Tensor:
 
     # -- backward
 
+    @announced("backward")
     def backward(self, gradient=None, retain_graph=False, create_graph=False):
         """Add d(self)/d(leaf) into the .grad of every leaf this was made from.
 

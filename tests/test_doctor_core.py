@@ -13,11 +13,14 @@ import pytest
 import minamp
 import minamp.nn.functional as F
 from minamp import GradScaler, autocast, float16, nn, optim
+from minamp.announce import listeners
 from minamp.autocast import state as autocast_state
 from minamp.clinic import STEPS
+from minamp.clinic.instruments import Calls
+from minamp.clinic.patient import Patient
 from minamp.clinic.report import Advice, Finding, Report
 from minamp.clinic.rules.base import CODES, RULES
-from minamp.clinic.trace import largest
+from minamp.clinic.trace import Trace, largest
 from minamp.record import observers
 from minamp.restore import Snapshot
 
@@ -76,7 +79,7 @@ class Trainer:
                 len(autocast_state.cache),
                 minamp.is_grad_enabled(),
             ),
-            (list(observers), sys.getprofile()),
+            (list(observers), list(listeners)),
         )
 
 
@@ -167,14 +170,36 @@ def test_hooks_views_and_replaced_arrays_come_back():
     assert extra["a"] == [1, {2}] and extra["b"] is p
 
 
-def test_other_profilers_stay():
-    t, other = Trainer(), lambda *_: None
-    sys.setprofile(other)
-    try:
-        examine(t)
-        assert sys.getprofile() is other
-    finally:
-        sys.setprofile(None)
+def test_an_optimizer_class_of_the_users_own_is_listened_to_and_left_as_it_was():
+    class Base:
+        def step(self):
+            for p in self.parameters:
+                p._data -= 0.1 * p.grad._data
+
+    class Own(Base):
+        def __init__(self, parameters):
+            self.parameters = list(parameters)
+
+        def zero_grad(self):
+            for p in self.parameters:
+                p.grad = None
+
+    t = Trainer()
+    t.optimizer = Own(t.model.parameters())
+    step, zero_grad = Base.step, Own.zero_grad
+    patient = Patient(t.step, t.model, t.optimizer, None)
+    calls = Calls(Trace(), patient)
+    with calls:
+        t.optimizer.zero_grad()
+        t.model(minamp.randn(8, 6)).sum().backward()
+        t.optimizer.step()
+    assert [c.name for c in calls.trace.calls("optimizer.zero_grad", "backward", "optimizer.step")] == [
+        "optimizer.zero_grad",
+        "backward",
+        "optimizer.step",
+    ]
+    assert Base.step is step and Own.zero_grad is zero_grad and "step" not in vars(Own)
+    assert listeners == []
 
 
 def test_report_as_text_and_as_data():

@@ -4,6 +4,8 @@ Data flows one way: minamp/restore.py keeps the state safe, instruments.py recor
 the rules (rules/) turn facts into findings, report.py says them. advice.py looks at one step in float32.
 """
 
+import functools
+
 from minamp.autocast import without_autocast
 from minamp.clinic import advice, rules
 from minamp.clinic.advice import Reference
@@ -64,9 +66,10 @@ def _observe(step, trace, patient):
 def _in_float32(step, trace, patient):
     """Run the step once with autocast off. It may fail there: then the advice says so."""
     aside = Trace()
-    calls = Calls(aside, patient)
+    calls = Calls(aside, patient, gradients=False)
     ops = Ops(calls, ranges=False)
-    trace.reference = Reference(patient.names, lambda: rules.scale_of_last_backward(aside))
+    scale = functools.cache(lambda count: rules.scale_of_last_backward(aside))  # asked for at every gradient
+    trace.reference = Reference(patient.names, lambda: scale(len(aside.events)))
     trace.steps += 1
     with without_autocast(), trace.reference, ops, observe(trace.reference.tick), calls:
         try:

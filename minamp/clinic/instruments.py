@@ -1,76 +1,57 @@
-"""What fills a Trace: one observer for the ops, one profile hook for the calls of the loop.
+"""What fills a Trace: one observer for the ops, one listener for the calls of the loop (minamp/announce.py).
 
-The hook (sys.setprofile) sees every Python call of this thread and knows the interesting ones by their code. So nothing is
-wrapped or replaced, and it does not matter by which name the user holds a function, or which subclass overrides it.
+A user's own optimizer or scaler class may define step() anew, which nobody has announced: while the doctor looks, it is.
 """
 
-import inspect
 import math
-import sys
 
 import numpy as np
 
 from minamp import backends
-from minamp.autocast import autocast
+from minamp.announce import announced, listeners
 from minamp.autocast import state as autocast_state
-from minamp.autograd import grad
 from minamp.backends.errors import NOT_USERS, place, user_line
-from minamp.checkpoint import save
 from minamp.clinic.trace import Call, Error, Gradient, OpRun, Spoilt, Value, largest
 from minamp.formats import is_floating, widen
-from minamp.function import Function, _Applied
-from minamp.nn.module import Module
-from minamp.nn.utils import clip_grad_norm_, clip_grad_value_
-from minamp.optim import Optimizer
+from minamp.function import _Applied
 from minamp.record import observe
-from minamp.scaler import GradScaler
 from minamp.tensor import Tensor
 
-
-def _code(function):
-    return getattr(inspect.unwrap(function), "__code__", None)
+METHODS = {
+    "scaler": ("scale", "unscale_", "step", "update", "state_dict"),
+    "optimizer": ("step", "zero_grad", "state_dict"),
+}
+# Whatever else runs inside them, these may leave the gradients other than they were.
+WRITE_GRADIENTS = {"backward", "scaler.unscale_", "scaler.step", "clip_grad_norm_", "clip_grad_value_"}
+WRITE_GRADIENTS |= {f"optimizer.{name}" for name in METHODS["optimizer"]}
 
 
 class Calls:
-    """Context manager: the calls of the loop that happen inside, as events of `trace`. `patient` names the parameters."""
+    """Context manager: the calls of the loop that happen inside, as events of `trace`. `patient` names the parameters.
 
-    def __init__(self, trace, patient):
+    gradients=False: without the gradients before and after each call.
+    """
+
+    def __init__(self, trace, patient, gradients=True):
         self.trace, self.patient, self.step = trace, patient, 0
-        self.open = []  # (frame, Call or None) of the tracked calls that are running, outermost first
+        self.parameters = patient.parameters if gradients else {}
+        self.open = []  # a Call or None for every announced call that is running, outermost first
         self.gradient_arrays, self._held = {}, {}
         self._sizes = {}  # a gradient's stamp -> its largest magnitude
         self.moving = {}  # the half weights as they were after the last backward
-        self.table = {
-            _code(GradScaler.__init__): "scaler.new",
-            _code(Tensor.backward): "backward",
-            _code(Module.state_dict): "model.state_dict",
-            _code(clip_grad_norm_): "clip_grad_norm_",
-            _code(clip_grad_value_): "clip_grad_value_",
-            _code(autocast.__enter__): "autocast",
-            _code(Function.apply.__func__): "Function.apply",
-            _code(save): "save",
-            _code(grad): "grad",
-        }
-        scalers = {GradScaler, *(type(s) for s in [patient.scaler] if s is not None)}
-        for kind in scalers:
-            for name in ("scale", "unscale_", "step", "update", "state_dict"):
-                self._track(kind, name, f"scaler.{name}")
-        for kind in {Optimizer, *(type(o) for o in patient.optimizers)}:
-            for name in ("step", "zero_grad", "state_dict"):
-                self._track(kind, name, f"optimizer.{name}")
-
-    def _track(self, kind, name, event):
-        code = _code(getattr(kind, name, None)) if hasattr(kind, name) else None
-        if code is not None:
-            self.table[code] = event
 
     def __enter__(self):
-        self.outer = sys.getprofile()
-        sys.setprofile(self._see)
+        self._replaced = [
+            *_announce([self.patient.scaler] if self.patient.scaler else [], "scaler"),
+            *_announce(self.patient.optimizers, "optimizer"),
+        ]
+        listeners.append(self)
         return self
 
     def __exit__(self, *_):
-        sys.setprofile(self.outer)
+        listeners.remove(self)
+        for kind, name, method in self._replaced:
+            setattr(kind, name, method)
 
     def by_hand(self):
         """The half weights that the step has written after backward without an optimizer: as optimizer.step's 'lost'."""
@@ -79,24 +60,24 @@ class Calls:
 
     @property
     def current(self):
-        """The innermost tracked call that is running."""
-        return next((call for _, call in reversed(self.open) if call is not None), None)
+        """The innermost call of the loop that is running."""
+        return next((call for call in reversed(self.open) if call is not None), None)
 
-    def _see(self, frame, event, _):
-        if event == "call":
-            name = self.table.get(frame.f_code)
-            if name is not None:
-                self.open.append((frame, self._begin(name, frame)))
-        elif event == "return" and self.open and self.open[-1][0] is frame:
-            _, call = self.open.pop()
-            if call is not None:
-                self._end(call, frame)
+    def begin(self, name, arguments):
+        """A listener's part: an announced call begins."""
+        self.open.append(self._begin(name, arguments))
 
-    def _begin(self, name, frame):
-        code = frame.f_code
-        args = [frame.f_locals[n] for n in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]]
-        owner = args[0]
-        if name.startswith("scaler.") and not _enabled(owner, name, frame):
+    def end(self):
+        """A listener's part: the innermost announced call ends."""
+        call = self.open.pop()
+        if call is not None:
+            self._end(call)
+
+    def _begin(self, name, arguments):
+        owner = next(iter(arguments.values()))
+        if name.startswith("scaler.") and not (
+            arguments["enabled"] if name == "scaler.new" else owner.is_enabled()
+        ):
             return None
         outer = self.current
         if outer is not None and (outer.name, outer.owner) == (name, id(owner)):
@@ -106,14 +87,14 @@ class Calls:
             len(self.trace.events), self.step, name, id(owner), user_line(), region, outer, self.gradients()
         )
         self._held[id(owner)] = owner
-        self.trace.events.append(call)
+        self.trace.add(call)
         if name in ("scaler.step", "scaler.unscale_"):
-            call.facts["optimizer"] = id(args[1])
+            call.facts["optimizer"] = id(arguments["optimizer"])
         elif name == "scaler.update":
             floor = getattr(owner, "_min_scale", -math.inf)
-            call.facts.update(scale=owner.get_scale(), new_scale=args[1], floor=floor)
+            call.facts.update(scale=owner.get_scale(), new_scale=arguments["new_scale"], floor=floor)
         elif name == "scaler.new":
-            call.facts["scale"] = frame.f_locals["init_scale"]
+            call.facts["scale"] = arguments["init_scale"]
         elif name == "autocast":
             call.facts.update(enabled=owner.enabled)
         elif name == "Function.apply":
@@ -126,8 +107,8 @@ class Calls:
             call.facts["names"] = [self.patient.names.get(id(p)) for p in owner]
         return call
 
-    def _end(self, call, frame):
-        call.after = self.gradients()
+    def _end(self, call):
+        call.after = self.gradients() if call.name in WRITE_GRADIENTS else call.before
         if call.name == "scaler.update":
             scaler = self._held[call.owner]
             call.facts["scale_after"] = scaler.get_scale()
@@ -144,7 +125,7 @@ class Calls:
     def gradients(self):
         """Parameter name -> Gradient: of the master where step() will use that one."""
         found, self.gradient_arrays = {}, {}
-        for name, p in self.patient.parameters.items():
+        for name, p in self.parameters.items():
             master = getattr(p, "master", None)
             g = p._grad if master is None or master._grad is None else master._grad
             if g is not None:
@@ -158,17 +139,25 @@ class Calls:
         return found
 
 
-def _enabled(scaler, name, frame):
-    return frame.f_locals.get("enabled", True) if name == "scaler.new" else scaler.is_enabled()
+def _announce(objects, family):
+    """Announce the methods of a loop that users' classes define themselves; (class, name, method) to put back."""
+    replaced = []
+    for kind in {k for x in objects for k in type(x).__mro__}:
+        for name in METHODS[family]:
+            method = vars(kind).get(name)
+            if method is not None and not hasattr(method, "announces"):
+                replaced.append((kind, name, method))
+                setattr(kind, name, announced(f"{family}.{name}")(method))
+    return replaced
 
 
 def _sample(array):
-    """About 4,096 values of an array, evenly spread: they differ when somebody has scaled, clipped or replaced it.
+    """About 1,024 values of an array, evenly spread: they differ when somebody has scaled, clipped or replaced it.
 
     A gradient is asked for before and after every call of the loop; looking at all of it took a third of the doctor's time.
     """
     flat = array.reshape(-1)
-    return backends.host(flat[:: flat.size // 4096 | 1]).tobytes()
+    return backends.host(flat[:: flat.size // 1024 | 1]).tobytes()
 
 
 def _lost(weights):
@@ -213,7 +202,7 @@ class Ops(observe):
         run.output.source = run
         run.spoilt = _spoilt(run, inputs, output) if self.ranges else None
         self.made[id(output._data)] = (output._data, run.output, output._version[0])
-        self.trace.events.append(run)
+        self.trace.add(run)
 
     def value_of(self, x):
         """The facts of an op's argument, or None if it is neither tensor, array nor number."""
@@ -268,7 +257,7 @@ def error_of(exception):
     line, function, at = "", None, exception.__traceback__
     while at is not None:
         frame = at.tb_frame
-        if frame.f_code is _code(_Applied.pull):
+        if frame.f_code is _Applied.pull.__code__:
             function = frame.f_locals["self"].cls
         if not frame.f_code.co_filename.startswith(NOT_USERS):
             line = place(frame, at.tb_lineno)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from minamp import backends
-from minamp.formats import is_floating, is_half, widen
+from minamp.formats import is_floating, is_half
 from minamp.policy import LOWER_PRECISION
 
 
@@ -151,6 +151,8 @@ class Trace:
     """All facts of all observed calls of the step."""
 
     events: list = field(default_factory=list)
+    ops: list = field(default_factory=list)  # of the events, the OpRuns
+    _calls: list = field(default_factory=list)  # and the Calls
     parameters: dict = field(default_factory=dict)  # name -> Parameter
     scaler_given: bool = False  # an enabled scaler was handed over
     batch_norms: list = field(default_factory=list)  # (name, its non-finite buffers) before the first step
@@ -161,12 +163,16 @@ class Trace:
     error: "Error | None" = None
     reference: object = None  # advice.Reference: the float32 run
 
-    @property
-    def ops(self):
-        return [e for e in self.events if isinstance(e, OpRun)]
+    def add(self, event):
+        """The OpRun or Call that just began."""
+        self.events.append(event)
+        if isinstance(event, OpRun):
+            self.ops.append(event)
+        else:
+            self._calls.append(event)
 
     def calls(self, *names):
-        return [e for e in self.events if isinstance(e, Call) and e.name in names]
+        return [c for c in self._calls if c.name in names]
 
     def between(self, a, b):
         return self.events[a.index + 1 : b.index]
@@ -205,13 +211,20 @@ class Error:
         return str(self.exception)
 
 
+MAGNITUDE = {
+    2: (np.int16, 2**15 - 1),
+    4: (np.int32, 2**31 - 1),
+    8: (np.int64, 2**63 - 1),
+}  # all but the sign bit
+
+
 def largest(array):
     """The largest magnitude in an array: inf if there is one, nan if there is one; 0.0 for an empty or whole-number array.
 
     Without its sign bit a float is ordered like the integer with its bits, inf and nan on top: one pass, no widening.
     """
     array = backends.host(array)
-    if not array.size or not is_floating(array.dtype) or array.itemsize not in (2, 4, 8):
+    if not array.size or not is_floating(array.dtype) or array.itemsize not in MAGNITUDE:
         return 0.0
-    bits = array.view(f"i{array.itemsize}") & np.iinfo(f"i{array.itemsize}").max
-    return float(widen(np.array(bits.max()).view(array.dtype)))
+    kind, unsigned = MAGNITUDE[array.itemsize]
+    return float((array.view(kind) & unsigned).max().view(array.dtype))

@@ -51,7 +51,8 @@ def mark_group(assignment, group, call, seed):
     except AssertionError as error:
         return Mark(group.id, 0.0, group.points, str(error) or "A check of this group failed.")
     except Exception as error:  # a comparison that the returned value makes impossible
-        text = f"What your function returned cannot be compared with what is asked ({type(error).__name__}): look at its type, shape and dtype."
+        kind = type(error).__name__
+        text = f"What your function returned can't be compared with what is asked ({kind}): look at its type, shape and dtype."
         return Mark(group.id, 0.0, group.points, text)
     return Mark(group.id, group.points, group.points)
 

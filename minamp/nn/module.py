@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from minamp import backends
+from minamp.announce import announced
 from minamp.formats import bfloat16, float16, float32, float64, is_floating
 from minamp.tensor import Tensor, to_arguments
 
@@ -326,6 +327,7 @@ class Module:
             if child is not None:
                 yield from child._tensors(f"{prefix}{name}.")
 
+    @announced("model.state_dict")
     def state_dict(self, *, prefix="", keep_vars=False):
         """OrderedDict from dotted name to Tensor, detached but sharing memory: copy it to keep a snapshot."""
         return OrderedDict(

@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 
 from minamp import backends
+from minamp.announce import announced
 from minamp.formats import float32
 from minamp.tensor import OPS, Tensor
 
@@ -43,6 +44,7 @@ def _norm(x, p):
     return m.sum(x**p) ** (1 / p) if p else m.sum(m.cast(x != 0, x.dtype))
 
 
+@announced("clip_grad_norm_")
 @backends.quiet
 def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False):
     """Scale all gradients in place so that their joint norm is at most max_norm; returns the norm before.
@@ -76,6 +78,7 @@ def _scale(g, factor):
     g._version[0] += 1
 
 
+@announced("clip_grad_value_")
 @backends.quiet
 def clip_grad_value_(parameters, clip_value):
     """Clamp every gradient value to [-clip_value, clip_value] in place; nan stays nan."""

@@ -67,6 +67,7 @@ def training_step(lib, model, shape, amp, device="cpu"):
         scaler.step(optimizer)
         scaler.update()
 
+    step.held = {"model": model, "optimizer": optimizer, "scaler": scaler}
     return step
 
 
@@ -129,6 +130,32 @@ def mlp_rows(quick):
 
 def cnn_rows(quick):
     return training_rows("CNN 1-16-32, 28x28, 128", cnn, (128, 1, 28, 28), 1.3, 3, 4 if quick else 15)
+
+
+WHY_DOCTOR = """\
+The doctor runs the step three times; keeping and restoring all state, noting every op and call,
+and judging take about 3 ms however small the step is. That is felt where a step takes a millisecond."""
+
+
+def doctor_rows(quick):
+    small = (lambda lib: mlp(lib, (64, 64, 10)), (64, 64))
+    for name, build, shape in (
+        ("MLP 784-512-512-10, 256", mlp, (256, 784)),
+        ("CNN 1-16-32, 28x28, 128", cnn, (128, 1, 28, 28)),
+        ("MLP 64-64-10, 64", *small),
+    ):
+        step = training_step(minamp, build(minamp), shape, True)
+        t = fastest(
+            {"step": step, "doctor": lambda step=step: minamp.doctor(step, **step.held)},
+            3 if quick else 8,
+        )
+        yield Row(
+            f"{name}, doctor / autocast step",
+            t["doctor"] / t["step"],
+            goal=5,
+            detail=f"{1000 * t['doctor']:.1f} ms / {1000 * t['step']:.1f} ms",
+            why=WHY_DOCTOR,
+        )
 
 
 # ----------------------------------------------------------------------------------------------------------- single operations
@@ -299,6 +326,7 @@ PAGES = Path(__file__).parents[2] / "notebooks" / "pages"
 GROUPS = {
     "mlp": mlp_rows,
     "cnn": cnn_rows,
+    "doctor": doctor_rows,
     "matmul": matmul_rows,
     "overhead": overhead_rows,
     "casts": cast_rows,
