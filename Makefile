@@ -20,6 +20,8 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "minamp needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[distributed]' \
+		|| echo "MPI could not be installed: the tests with several processes will say that they were skipped"
 	@touch $@
 
 setup-gpu: $(VENV)/ready  ## add CuPy and the CUDA libraries that fit it

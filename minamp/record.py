@@ -15,6 +15,7 @@ from minamp.backends import quiet
 from minamp.formats import bfloat16, float16, is_half
 
 observers = []  # functions f(phase, op, inputs, output) that see every op, forward and backward; see observe
+reducers = []  # objects that share out gradients among processes while backward runs; see distributed/parallel.py
 _counter = itertools.count()
 HALF = (float16, bfloat16)
 
@@ -163,6 +164,13 @@ def run_backward(roots, gradients, retain_graph=False, create_graph=False, wante
     pending, heap = {}, []
     arrived = []  # (leaf, what its .grad is to hold): written at the end, so that a failure on the way changes no .grad
     captured = dict.fromkeys(wanted or ())
+    told = reducers if wanted is None else ()
+    for reducer in told:
+        reducer.begin(create_graph)
+    uses, ready = (
+        _leaf_uses(roots) if told else {},
+        [],
+    )  # a leaf is the last of all in order, but may be complete long before
 
     def add(a, b):
         # on a GPU gradients travel as halves; two of them are summed in float32
@@ -179,11 +187,15 @@ def run_backward(roots, gradients, retain_graph=False, create_graph=False, wante
             entry[:] = add(entry[0], g), entry[1] + 1, False
             if grad_mode.naive_half_sums and is_half(node.dtype) and not create_graph:
                 entry[0] = backends.of(entry[0]).grid(entry[0], node.dtype)
+        if pending[node][1] == uses.get(node):
+            ready.append(node)
 
     for node, g in zip(roots, gradients, strict=True):
         give(node, g)
     while heap:
-        node = heapq.heappop(heap)
+        node = ready.pop() if ready else heapq.heappop(heap)
+        if node not in pending:
+            continue  # it was ready early
         g, count, new = pending.pop(node)  # new: no one else holds this array
         try:
             is_cast = node.op is not None and node.op.is_cast
@@ -196,6 +208,8 @@ def run_backward(roots, gradients, retain_graph=False, create_graph=False, wante
             if node.op is None:
                 if wanted is None:
                     arrived.append((node.leaf, node.leaf._accumulated(g, new)))
+                    for reducer in told:
+                        reducer.arrived(*arrived[-1])
                 continue
             passed_on = new and len(node.edges) == 1
             for edge, gx, made in node.op.pull(node, g, create_graph):
@@ -205,9 +219,26 @@ def run_backward(roots, gradients, retain_graph=False, create_graph=False, wante
             raise
         if not (retain_graph or create_graph):
             node.op.free(node)  # frees as it goes
+    for reducer in told:
+        arrived += reducer.finish()
     for leaf, total in arrived:
         leaf._keep_gradient(total)
     return [captured[node] for node in wanted or ()]
+
+
+def _leaf_uses(roots):
+    """How many gradients each leaf under `roots` will be given, if every op gives one for every edge."""
+    uses, seen, todo = {}, set(roots), list(roots)
+    for node in todo:
+        for edge in node.edges:
+            if edge is None:
+                continue
+            if edge.op is None:
+                uses[edge] = uses.get(edge, 0) + 1
+            elif edge not in seen:
+                seen.add(edge)
+                todo.append(edge)
+    return uses
 
 
 class observe:
