@@ -9,7 +9,7 @@ BOOK_VENV := .venv-notebooks
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu setup-compile demo detector test test-gpu conformance bench figures notebooks test-notebooks site test-site lint clean
+.PHONY: help setup setup-gpu setup-compile demo detector test test-gpu conformance bench scaling figures notebooks test-notebooks site test-site lint clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -64,6 +64,9 @@ $(BENCH_VENV)/ready: pyproject.toml constraints.txt
 	@$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 \
 		|| echo "torch could not be installed: its rows will say so"
 	@touch $@
+
+scaling: $(VENV)/ready  ## measure data-parallel training on 1 and 2 processes (ARGS=--page writes the docs' tables)
+	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(RUN) tests/benchmarks/scaling.py $(ARGS)
 
 figures: $(VENV)/ready  ## draw every figure of the README again (half an hour)
 	$(RUN) -m minamp.demo --figures figures

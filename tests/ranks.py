@@ -1,10 +1,12 @@
 """What tests/test_distributed.py runs on several ranks: python -m minamp.distributed -n 2 tests/ranks.py NAME."""
 
+import ctypes
 import json
 import os
 import signal
 import sys
 import time
+import types
 
 import numpy as np
 
@@ -245,6 +247,83 @@ def half():
         (model(minamp.ones(1, 1)) * 1e-8).sum().backward()
         small[name] = net.weight.grad.item()
     report(float16=a.float().tolist(), bfloat16=b.float().tolist(), small=small)
+
+
+def talk():
+    """One log and one progress bar."""
+    dist.log("said once", dist.get_world_size())
+    report(sum=sum(dist.track(range(5))), gathered=dist.all_gather_object({"rank": dist.get_rank()}))
+
+
+# ------------------------------------------------------------------------------------------------------------- GPUs
+
+
+class Nccl:
+    """NCCL's double: sums at once, over MPI, what lies at an address; writes down what was asked of it."""
+
+    NCCL_FLOAT64, NCCL_FLOAT32, NCCL_FLOAT16, NCCL_SUM = 8, 7, 6, 0
+    asked = []
+
+    class NcclCommunicator:
+        def __init__(self, size, identity, rank):
+            Nccl.asked.append(["join", size, list(identity), rank])
+
+        def allReduce(self, source, target, count, kind, op, stream):
+            assert source == target and kind == Nccl.NCCL_FLOAT32 and op == Nccl.NCCL_SUM
+            array = np.ctypeslib.as_array(ctypes.cast(source, ctypes.POINTER(ctypes.c_float)), (count,))
+            group = dist.group.group()
+            group.wait(group.comm.Iallreduce(group.MPI.IN_PLACE, array), "the double")
+            Nccl.asked.append(["sum", count, stream])
+
+    @staticmethod
+    def get_version():
+        return 22700
+
+    @staticmethod
+    def get_unique_id():
+        return (1, 2, 3)
+
+
+class Stream:
+    """A stream of the double: one that sums waits for what came before it."""
+
+    def __init__(self, non_blocking=False):
+        self.ptr, self.waited = 77, 0
+
+    def wait_event(self, event):
+        self.waited += 1
+
+    def record(self):
+        return types.SimpleNamespace(done=True)
+
+
+def gpu(way):
+    """Three steps on the stand-in for a GPU, summed through main memory or by NCCL's double, against the same on the CPU."""
+    import standin
+
+    def train(device):
+        model = dist.DistributedDataParallel(mlp(8).to(device), bucket_cap_mb=0.01)
+        opt, scaler = optim.SGD(model.parameters(), lr=0.05), minamp.GradScaler(init_scale=2.0**8)
+        x = minamp.tensor(
+            np.random.default_rng(dist.get_rank()).standard_normal((4, 784)).astype(np.float32)
+        ).to(device)
+        for _ in range(3):
+            with minamp.autocast():
+                loss = F.cross_entropy(model(x), minamp.tensor([1, 2, 3, 4]).to(device))
+            opt.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(opt)
+            scaler.update()
+        return [p.detach().cpu().numpy().tolist() for p in model.parameters()]
+
+    on_cpu = train("cpu")
+    with standin.installed() as double:
+        if way == "nccl":
+            double.xp.cuda.nccl, double.xp.cuda.Stream = Nccl, Stream
+            double.xp.cuda.get_current_stream = Stream
+            dist.group._join_ring(dist.group.group(), needed=True)
+        on_gpu = train("cuda")
+    report(same=on_gpu == on_cpu, asked=Nccl.asked, weights=on_gpu[1])
 
 
 # ------------------------------------------------------------------------------------------------------------- what goes wrong

@@ -12,7 +12,7 @@ import pytest
 import minamp
 from minamp import distributed as dist
 from minamp import nn, record
-from minamp.distributed.__main__ import mpiexec
+from minamp.distributed.__main__ import command, mpiexec
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -146,6 +146,39 @@ def test_sums_in_half_lose_what_float32_keeps():
         assert f["float16"] == [2048.0, float("inf"), 3.0, 2.0**-23]
         assert f["bfloat16"] == [256.0, float("inf")]
         assert f["small"]["float16"] == 0.0 and abs(f["small"]["float32"] - 1e-8) < 1e-14
+
+
+@needs_mpi
+def test_one_log_for_all_ranks():
+    line, environment = command(2, [str(ROOT / "tests" / "ranks.py"), "talk"])
+    done = subprocess.run(
+        line, capture_output=True, text=True, env={**environment, "PYTHONPATH": str(ROOT)}, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("said once 2") == 1
+    facts = [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
+    assert (
+        all(f["sum"] == 10 and f["gathered"] == [{"rank": 0}, {"rank": 1}] for f in facts) and len(facts) == 2
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- GPUs
+
+
+@needs_mpi
+def test_gpus_without_nccl_sum_through_main_memory():
+    a, b = together(2, "gpu", "host")
+    assert a["same"] and b["same"] and a["weights"] == b["weights"] and not a["asked"]
+
+
+@needs_mpi
+def test_gpus_with_nccl_sum_every_bucket_where_it_lies():
+    for rank, facts in enumerate(together(2, "gpu", "nccl")):
+        assert facts["same"]
+        join, *sums = facts["asked"]
+        assert join == ["join", 2, [1, 2, 3], rank]
+        # two buckets a step: the last layer (80 + 10) with the first bias (8), the first weight; one flag for each tensor
+        assert sums == [["sum", 98 + 3, 77], ["sum", 6272 + 1, 77]] * 3
 
 
 # ------------------------------------------------------------------------------------------------------------- what goes wrong
