@@ -187,7 +187,7 @@ def run_backward(roots, gradients, retain_graph=False, create_graph=False, wante
             entry[:] = add(entry[0], g), entry[1] + 1, False
             if grad_mode.naive_half_sums and is_half(node.dtype) and not create_graph:
                 entry[0] = backends.of(entry[0]).grid(entry[0], node.dtype)
-        if pending[node][1] == uses.get(node):
+        if uses and pending[node][1] == uses.get(node):
             ready.append(node)
 
     for node, g in zip(roots, gradients, strict=True):
