@@ -12,18 +12,9 @@ import pytest
 import minamp
 from minamp import distributed as dist
 from minamp import nn, record
-from minamp.distributed.__main__ import command, mpiexec
+from minamp.distributed.__main__ import command, why_not
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def why_not():
-    try:
-        import mpi4py  # noqa: F401
-    except ImportError:
-        return "mpi4py is not installed: make setup installs it"
-    return None if mpiexec() else "there is no mpiexec: make setup installs MPICH's"
-
 
 needs_mpi = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 
@@ -208,6 +199,19 @@ def test_what_one_rank_does_wrong_ends_every_rank_with_its_name(wrong, text):
     assert "the run has ended with an error" in said
 
 
+def test_a_killed_rank_is_read_when_its_file_is_whole(tmp_path):
+    from minamp.distributed.farewell import Farewell
+
+    farewell = Farewell.__new__(Farewell)
+    farewell.folder, farewell.looked = str(tmp_path), -1.0
+    (tmp_path / "part").write_text("13")  # the launcher is about to write 137
+    assert farewell._killed() == []
+    (tmp_path / "part").write_text("137\n")
+    (tmp_path / "part").rename(tmp_path / "1")
+    farewell.looked = -1.0
+    assert farewell._killed() == [(1, "SIGKILL")]
+
+
 @needs_mpi
 def test_refusals():
     a, b = together(2, "refusals")
@@ -251,6 +255,26 @@ def test_without_mpiexec_the_launcher_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(launcher, "mpiexec", lambda: None)
     assert launcher.main(["-n", "2", "train.py"]) == 2
     assert "pip install 'minamp[distributed]'" in capsys.readouterr().err
+    assert "pip install 'minamp[distributed]'" in why_not()
+
+
+def test_an_mpi4py_that_finds_no_library(tmp_path, monkeypatch):
+    from minamp.distributed import __main__ as launcher
+
+    (tmp_path / "mpi4py.py").write_text("raise RuntimeError('cannot load MPI library')")
+    monkeypatch.setattr(launcher, "mpiexec", lambda: "mpiexec")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    text = "RuntimeError: cannot load MPI library: pip install 'minamp[distributed]' brings mpi4py and MPICH"
+    assert why_not() == text
+
+
+@needs_mpi
+def test_a_module_is_started_like_a_file(tmp_path):
+    (tmp_path / "shout.py").write_text("import sys; print(sys.argv[1:])")
+    line = [sys.executable, "-m", "minamp.distributed", "-n", "1", "-m", "shout", "-n", "3", "-m", "x"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    done = subprocess.run(line, capture_output=True, text=True, env=environment, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "['-n', '3', '-m', 'x']\n"), done.stderr
 
 
 # ------------------------------------------------------------------------------------------------------------- the record

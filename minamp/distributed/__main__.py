@@ -39,6 +39,18 @@ def mpiexec():
     return beside if os.path.exists(beside) else shutil.which("mpiexec")
 
 
+def why_not():
+    """None where ranks can be started, else why not and what to install, in a line."""
+    if mpiexec() is None:
+        return "there is no mpiexec: pip install 'minamp[distributed]' brings MPICH's"
+    # In another process: this one shall not load MPI to know. mpi4py may be there without a library that it can load.
+    test = "import mpi4py; mpi4py.rc(initialize=False); from mpi4py import MPI"
+    done = subprocess.run([sys.executable, "-c", test], capture_output=True, text=True)
+    if done.returncode:
+        return f"{done.stderr.splitlines()[-1]}: pip install 'minamp[distributed]' brings mpi4py and MPICH"
+    return None
+
+
 def command(ranks, program):
     """(command, environment) that runs `program` (a list) on `ranks` ranks. RuntimeError if there is no mpiexec."""
     start = mpiexec()
@@ -56,14 +68,15 @@ def main(arguments=None):
         prog="python -m minamp.distributed", description="Start a program on several ranks."
     )
     parser.add_argument("-n", type=int, default=2, metavar="RANKS", help="how many processes (default 2)")
-    parser.add_argument(
-        "program", nargs=argparse.REMAINDER, help="a Python file (or -m module) and its arguments"
-    )
+    rest = {"nargs": argparse.REMAINDER, "default": []}
+    parser.add_argument("-m", dest="module", metavar="MODULE", help="a module and its arguments", **rest)
+    parser.add_argument("program", help="or a Python file and its arguments", **rest)
     args = parser.parse_args(arguments)
-    if not args.program or args.n < 1:
+    program = ["-m", *args.module] if args.module else args.program
+    if not program or args.n < 1:
         parser.error("give a program to run on at least one rank, such as: -n 2 train.py")
     try:
-        line, environment = command(args.n, args.program)
+        line, environment = command(args.n, program)
     except RuntimeError as error:
         print(f"minamp.distributed: {error}", file=sys.stderr)
         return 2

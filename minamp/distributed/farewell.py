@@ -67,9 +67,8 @@ class Farewell:
         if not self.folder or time.monotonic() - self.looked < PULSE:
             return []
         self.looked = time.monotonic()
-        return [
-            (int(f.name), signal.Signals(int(f.read_text()) - 128).name) for f in Path(self.folder).iterdir()
-        ]
+        files = [f for f in Path(self.folder).iterdir() if f.name != "part"]  # still being written
+        return [(int(f.name), signal.Signals(int(f.read_text()) - 128).name) for f in files]
 
     def _read(self):
         status = self.MPI.Status()
