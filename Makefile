@@ -9,7 +9,7 @@ BOOK_VENV := .venv-notebooks
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu setup-compile demo detector test test-gpu conformance bench scaling figures notebooks test-notebooks site test-site lint clean
+.PHONY: help setup setup-gpu setup-compile demo demo-mpi detector test test-gpu conformance bench scaling figures notebooks test-notebooks site test-site lint clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -34,6 +34,9 @@ setup-compile: $(VENV)/ready  ## add the CUDA compiler, so that make test compil
 
 demo: $(VENV)/ready  ## three networks collapse in half precision and are cured (ARGS=--quick for 15 s)
 	$(RUN) -m minamp.demo $(ARGS)
+
+demo-mpi: $(VENV)/ready  ## one training on two processes, one of which dies (12 s)
+	$(RUN) -m minamp.demo mpi $(ARGS)
 
 detector: $(VENV)/ready  ## a detector trained in twelve ways, 25 minutes (ARGS=--quick for a minute)
 	$(RUN) -m minamp.demo detector $(ARGS)

@@ -380,7 +380,7 @@ def test_one_variant_by_the_command_line(tmp_path, capsys):
     [
         (["--variant", "half"], "belongs to the detector"),
         (["detector", "--variant", "quarter"], "invalid choice"),
-        (["detector", "--act", "1"], "the detector has no acts"),
+        (["detector", "--act", "1"], "detector has no acts"),
     ],
 )
 def test_wrong_options(options, words, capsys):

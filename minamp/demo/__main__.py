@@ -13,21 +13,31 @@ import numpy as np
 
 import minamp
 from minamp.demo.acts import Stage, act1, act2, act3, recipe, summary
+from minamp.demo.data_parallel import data_parallel
 from minamp.demo.detector import VARIANTS
 from minamp.demo.detector_act import detector
 from minamp.demo.figures import replacing
+from minamp.distributed.__main__ import why_not
 
-READ_NEXT = """Read next:
+READ_NEXT = {
+    None: """Read next:
   minamp/demo/         this demo; training_step in experiment.py is the loop to copy
   minamp/autocast.py   act 1: where the cast policy is switched on; minamp/ops/ holds the policy of every op
   minamp/optim.py      act 2: master weights
   minamp/scaler.py     act 3: the dynamic loss scale, with the algorithm in its first lines
   minamp/watch.py      the instruments used here: first_bad_op, histograms, memory
-  minamp/ops/naive.py  more ways to compute wrongly in half precision"""
-READ_NEXT_DETECTOR = """Read next:
+  minamp/ops/naive.py  more ways to compute wrongly in half precision""",
+    "detector": """Read next:
   minamp/demo/detector.py  the variants; training_step is the loop, recipe the end of it to copy
   minamp/detector/         the detector: model, boxes, loss, metric
-  minamp/scenes.py         its scenes"""
+  minamp/scenes.py         its scenes""",
+    "mpi": """Read next:
+  minamp/demo/ranks.py               what each process does: the loop of one process and four more lines
+  minamp/distributed/parallel.py     gradients averaged while backward runs
+  minamp/distributed/farewell.py     how a dying rank takes the others along
+  minamp/distributed/sharding.py     optimizer state in shares
+  notebooks/11_data_parallel.ipynb   why it is done so""",
+}
 
 
 def report(stage, seconds):
@@ -65,8 +75,9 @@ def parse(argv):
     parser.add_argument(
         "story",
         nargs="?",
-        choices=["detector"],
-        help="another story: the detector whose loss turned NaN, in twelve variants (about 25 minutes; 60 s with --quick)",
+        choices=["detector", "mpi"],
+        help="another story. detector: its loss turned NaN, twelve variants (about 25 minutes; 60 s with --quick). "
+        "mpi: one training on two processes (12 s)",
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="of the initial weights and the order of the digits (default 0)"
@@ -90,12 +101,16 @@ def parse(argv):
     options = parser.parse_args(argv)
     if options.seed < 0:
         parser.error(f"argument --seed: must be at least 0, got {options.seed}")
-    if options.variant and not options.story:
+    if options.variant and options.story != "detector":
         parser.error(
             "argument --variant: belongs to the detector: python -m minamp.demo detector --variant ..."
         )
     if options.act and options.story:
-        parser.error("argument --act: the detector has no acts")
+        parser.error(f"argument --act: {options.story} has no acts")
+    if options.story == "mpi":
+        if options.device == "cuda":
+            parser.error("argument --device: the processes of mpi run on the CPU")
+        options.device = "cpu"
     return options
 
 
@@ -110,6 +125,8 @@ def play(options):
     stage = Stage(Console(), options.seed, device, options.quick, options.figures)
     if options.story == "detector":
         detector(stage, options.variant)
+    elif options.story == "mpi":
+        data_parallel(stage)
     else:
         acts = {1: act1, 2: act2, 3: act3, 4: recipe}
         for number, act in acts.items():
@@ -125,8 +142,7 @@ def play(options):
     missed = [sentence for _, sentence, ok in stage.claims if not ok]
     for sentence in missed:
         stage.console.print(f"[bold red]Not as expected:[/] {sentence}", highlight=False)
-    read_next = READ_NEXT_DETECTOR if options.story else READ_NEXT
-    stage.console.print(f"\n{read_next}\n", highlight=False, soft_wrap=True)
+    stage.console.print(f"\n{READ_NEXT[options.story]}\n", highlight=False, soft_wrap=True)
     stage.console.print(
         f"{len(stage.claims) - len(missed)} of {len(stage.claims)} claims held, {seconds:.0f} s.",
         highlight=False,
@@ -138,6 +154,9 @@ def main(argv=None):
     options = parse(argv)
     if options.device == "cuda" and minamp.gpu_status() != "ok":
         print(f"demo: --device cuda: {minamp.gpu_status()}", file=sys.stderr)
+        return 2
+    if options.story == "mpi" and (reason := why_not()):
+        print(f"demo: mpi: {reason}", file=sys.stderr)
         return 2
     try:
         return play(options)
