@@ -12,6 +12,7 @@ Every other cell is text or a try-out and plays no part.
 """
 
 import ast
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,9 +44,16 @@ class Assignment:
         """All points, those marked by hand included."""
         return sum(cell.points for cell in self.cells)
 
+    @functools.cached_property
     def called(self):
         """Names of the functions that tests may call and that run on the student's side."""
         return {name for cell in self.of("answer", "driver") for name in defined(cell.source)}
+
+
+@functools.cache
+def compiled(cell):
+    """The code of one of our own cells; it runs for every group of every student."""
+    return compile(cell.source, f"<{cell.id}>", "exec")
 
 
 def defined(source):

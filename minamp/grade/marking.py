@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from minamp.grade.assignment import compiled
+
 
 class AnswerError(Exception):
     """The student's side gave no value: it raised, ran out of time, died, or answered with something that is no plain data.
@@ -39,13 +41,13 @@ def mark_group(assignment, group, call, seed):
     """
     namespace = {"__name__": "__grader__"}
     for cell in assignment.of("given"):
-        exec(compile(cell.source, f"<{cell.id}>", "exec"), namespace)  # ours
-    for name in assignment.called():
+        exec(compiled(cell), namespace)  # ours
+    for name in assignment.called:
         namespace[name] = _stand_in(name, call)
     namespace["rng"] = np.random.default_rng(seed)
     try:
         with np.errstate(all="ignore"):
-            exec(compile(group.source, f"<{group.id}>", "exec"), namespace)  # ours
+            exec(compiled(group), namespace)  # ours
     except AnswerError as error:
         return Mark(group.id, 0.0, group.points, error.text)
     except AssertionError as error:
