@@ -379,6 +379,7 @@ assert 0.45 < mixed_bytes.total / full_bytes.total < 0.65
 # | [8. Detector](08_detector.ipynb) | And in a real training? | a failure and its diagnosis |
 # | [9. GPU](09_gpu.ipynb) | When is float16 faster? | products and convolutions |
 # | [10. Claims](10_claims.ipynb) | Is it true what people say? | seventeen claims, tested |
+# | [11. Several processes](11_data_parallel.ipynb) | And if several share the work? | averages, skips, shares |
 #
 # Three failures, three cures:
 #
