@@ -242,8 +242,13 @@ def test_an_unknown_backend():
         dist.init("gloo")
 
 
-def test_without_mpi4py_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "mpi4py", None)
+@pytest.mark.parametrize("how", ["no mpi4py", "no library"])
+def test_without_mpi_the_error_says_what_to_install(how, monkeypatch):
+    class Broken:
+        def __getattr__(self, name):
+            raise RuntimeError("cannot load MPI library")
+
+    monkeypatch.setitem(sys.modules, "mpi4py", None if how == "no mpi4py" else Broken())
     with pytest.raises(ImportError, match=r"pip install 'minamp\[distributed\]'"):
         dist.init()
     assert not dist.is_initialized()
