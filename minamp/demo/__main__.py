@@ -16,8 +16,8 @@ from minamp.demo.acts import Stage, act1, act2, act3, recipe, summary
 from minamp.demo.data_parallel import data_parallel
 from minamp.demo.detector import VARIANTS
 from minamp.demo.detector_act import detector
-from minamp.demo.figures import replacing
 from minamp.distributed.__main__ import why_not
+from minamp.files import replacing
 
 READ_NEXT = {
     None: """Read next:

@@ -6,7 +6,8 @@ import numpy as np
 
 from minamp.demo import figures
 from minamp.demo.detector import ENOUGH, NEAR, QUICK, STEPS, VARIANTS, load, train
-from minamp.demo.figures import percent, replacing
+from minamp.demo.figures import percent
+from minamp.files import replacing
 
 COLUMNS = ("variant", "what is different", "outcome", "mAP@0.5", "skipped", "final scale", "kept MB")
 

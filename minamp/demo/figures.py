@@ -1,11 +1,8 @@
 """The demo's figures. Each is drawn from what was measured; matplotlib is imported when the first one is."""
 
-import contextlib
-import os
-import tempfile
-from pathlib import Path
-
 import numpy as np
+
+from minamp.files import replacing
 
 BLUE, RED, GREEN, GREY = (
     "#0072b2",
@@ -35,22 +32,6 @@ def save_figure(path, paint, height):
         figure = Figure(figsize=(10, height), layout="constrained")
         paint(figure)
         figure.savefig(temporary, format="png", dpi=120)
-
-
-@contextlib.contextmanager
-def replacing(path):
-    """The path of a temporary file beside `path` that takes its place at the end, or vanishes on an error."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        yield temporary
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
 
 
 def collapse(figure, full, broken, cured, shown):
