@@ -95,12 +95,12 @@ class Sandbox:
     def _missing(self):
         if os.name != "posix":
             return "Grading needs Linux; this is another system. A virtual machine or a container with Linux will do."
+        if self.unsafe:
+            return None
         if os.geteuid() == 0:
             return (
                 "This is root, whom the limit on processes does not bind: run the grader as an ordinary user."
             )
-        if self.unsafe:
-            return None
         if sys.platform != "linux":
             return "The sandbox is made by bubblewrap, which exists on Linux only: grade there, or in a container with Linux."
         if shutil.which("bwrap") is None:

@@ -27,6 +27,13 @@ def run(*arguments, **environment):
     return subprocess.run(command, cwd=ROOT / "tests", env=variables, capture_output=True, text=True)
 
 
+def give(folder):
+    """Give a folder and what is in it to the user whom `run` runs as."""
+    if os.geteuid() == 0:
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+
+
 def _without_closed_folders():
     """bwrap and options, where root's interpreter or this repository lies in a folder that others may not enter.
 
