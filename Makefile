@@ -5,11 +5,14 @@ RUN := $(VENV)/bin/python
 TORCH_VENV := .venv-torch
 BENCH_VENV := .venv-bench
 BOOK_VENV := .venv-notebooks
+GRADE_VENV := .venv-grade
+# The course folder of the exercises. One for a real class belongs outside this repository.
+COURSE ?= build/course
 # One BLAS thread per test worker: two workers on two cores.
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu setup-compile demo demo-mpi detector test test-gpu conformance bench scaling figures notebooks test-notebooks site test-site lint clean
+.PHONY: help setup setup-gpu setup-compile demo demo-mpi detector test test-gpu conformance bench scaling figures notebooks test-notebooks site test-site exercises grade test-grade lint clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -96,10 +99,25 @@ $(BOOK_VENV)/ready: pyproject.toml constraints.txt
 		|| echo "MPI could not be installed: notebook 11 will say what it could not measure"
 	@touch $@
 
+exercises: $(GRADE_VENV)/ready  ## a course folder with the exercises, for instructors: build/course (COURSE=dir for another)
+	$(GRADE_VENV)/bin/python notebooks/course.py "$(COURSE)"
+
+grade: $(GRADE_VENV)/ready  ## mark what students handed in: COURSE=dir, and SUBMISSIONS=dir if it is not COURSE/submitted
+	$(GRADE_VENV)/bin/python -m minamp.grade "$(COURSE)" $(if $(SUBMISSIONS),--submitted "$(SUBMISSIONS)") $(ARGS)
+
+test-grade: $(GRADE_VENV)/ready  ## take the exercises from release to exported marks with nbgrader
+	$(ONE_THREAD) $(GRADE_VENV)/bin/python -m pytest -q tests/test_gradebook.py $(ARGS)
+
+$(GRADE_VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(GRADE_VENV)
+	$(GRADE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[grade,test]'
+	@touch $@
+
 lint: $(VENV)/ready  ## check style and format
 	$(RUN) -m ruff check minamp tests notebooks
 	$(RUN) -m ruff format --check minamp tests notebooks
 
 clean:  ## remove the environment and everything generated outside git
-	rm -rf $(VENV) $(TORCH_VENV) $(BENCH_VENV) $(BOOK_VENV) build *.egg-info .pytest_cache .ruff_cache
+	@if [ -e build/course/results ]; then echo "build/course holds marks: left there"; else rm -rf build/course; fi
+	rm -rf $(VENV) $(TORCH_VENV) $(BENCH_VENV) $(BOOK_VENV) $(GRADE_VENV) $(filter-out build/course,$(wildcard build/*)) *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -17,7 +17,7 @@ ROOT = BOOK.parent
 
 project, author = "minamp", "the minamp authors"
 extensions = ["myst_nb"]
-exclude_patterns = ["src", "pages/*.py"]
+exclude_patterns = ["src", "exercises", "pages/*.py"]
 html_theme = "furo"
 html_title = "The minamp course"
 html_static_path = ["_static"]
