@@ -57,7 +57,7 @@ CASES = [
                     os.write(descriptor, bytes(1))
                 except OSError:
                     pass
-            time.sleep(0.5)
+            time.sleep(1)
         """,
         SLOW,
         **GIVEN_UP,
