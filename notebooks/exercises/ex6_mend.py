@@ -352,7 +352,7 @@ LIMITS = {
 
 
 def check_convicts(loop, settings, rng, names, groups=ONE):
-    """Assert that these settings convict a loop: on three problems the loop is far from its twin, and the twin trains."""
+    """Assert that these settings convict a loop: on most of five problems it is far from its twin, and the twin trains."""
     assert isinstance(settings, dict), f"the settings are no dict but a {type(settings).__name__}"
     chosen = {}
     for name, value in settings.items():
@@ -363,12 +363,14 @@ def check_convicts(loop, settings, rng, names, groups=ONE):
         chosen[name] = type(low)(value)
         assert chosen[name] == value, f"{name} is {value:g}; it has to be a whole number"
     assert 16 % chosen.get("parts", 1) == 0, "parts has to divide the 16 rows of a batch"
-    for _ in range(3):
+    distances = []
+    for _ in range(5):
         weights, batches, truth = problem(rng, groups=groups, **chosen)
-        distance = apart(loop(weights, batches, **chosen), truth)
-        assert distance > 0.25, (
-            f"acquitted: with these settings the broken loop is {distance:.2g} apart from its twin"
-        )
+        distances.append(apart(loop(weights, batches, **chosen), truth))
+    distance = sorted(distances)[2]
+    assert distance > 0.25, (
+        f"acquitted: with these settings the broken loop is {distance:.2g} apart from its twin, in the middle of five problems"
+    )
 
 
 # %% [markdown]
@@ -382,8 +384,8 @@ def check_convicts(loop, settings, rng, names, groups=ONE):
 # mended loop has the same arguments and the same report, and does what the twin does, whatever the settings: in float16, with a
 # scaler that follows its rule. Four points if the fault is gone, three more if nothing else went with it.
 #
-# **Convict it** (4 points). Name settings under which the fault shows, as a dict. On every problem, the broken loop has to be more than
-# 0.25 apart from its twin, and no excuse may be left: a healthy loop has to make at least three of the six steps. Settings that you
+# **Convict it** (4 points). Name settings under which the fault shows, as a dict. On most of five problems, the broken loop has to be more
+# than 0.25 apart from its twin, and no excuse may be left: a healthy loop has to make at least three of the six steps. Settings that you
 # leave out stay as they are in the loop's first line; `LIMITS` says how far you may go with the others. To try some:
 #
 # ```python

@@ -99,5 +99,5 @@ if sys.argv[1].startswith("--"):
     print(json.dumps(killed() if sys.argv[1] == "--kill" else graded(sys.argv[2])))
 else:
     for theme, cases in THEMES.items():
-        for case in cases:
-            case.write(Path(sys.argv[1]) / re.sub(r"\W+", "_", f"{theme} {case.name}"))
+        for k, case in enumerate(cases):
+            case.write(Path(sys.argv[1]) / re.sub(r"\W+", "_", f"{theme} {k:02} {case.name}"))
