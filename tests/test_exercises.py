@@ -1,5 +1,6 @@
 """Every exercise: 100 points, right answers get all of them, each wrong answer loses what it should."""
 
+import numpy as np
 import pytest
 
 pytest.importorskip("jupytext", reason="jupytext reads the exercises' sources: make setup installs it")
@@ -48,3 +49,9 @@ def test_a_wrong_answer_loses_what_it_should(name, task, wrong):
     reference = next(cell.source for cell in EXERCISES[name].of("answer") if cell.id == task)
     marks = local.marks(EXERCISES[name], {task: wrong.of(reference)})
     assert wrong.loses and {mark.id for mark in marks if mark.points < mark.of} == set(wrong.loses)
+
+
+def test_marking_leaves_numpys_settings_as_they_were():
+    before = np.geterr()
+    local.marks(EXERCISES["ex6_mend"])
+    assert np.geterr() == before

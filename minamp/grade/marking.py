@@ -40,13 +40,13 @@ def mark_group(assignment, group, call, seed):
     arguments into `args`, or raises AnswerError. `seed` (integers) seeds the generator that the tests know as `rng`.
     """
     namespace = {"__name__": "__grader__"}
-    for cell in assignment.of("given"):
-        exec(compiled(cell), namespace)  # ours
-    for name in assignment.called:
-        namespace[name] = _stand_in(name, call)
-    namespace["rng"] = np.random.default_rng(seed)
     try:
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"):  # a given cell may set it too: that ends here
+            for cell in assignment.of("given"):
+                exec(compiled(cell), namespace)  # ours
+            for name in assignment.called:
+                namespace[name] = _stand_in(name, call)
+            namespace["rng"] = np.random.default_rng(seed)
             exec(compiled(group), namespace)  # ours
     except AnswerError as error:
         return Mark(group.id, 0.0, group.points, error.text)
