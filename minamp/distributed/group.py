@@ -11,10 +11,9 @@ import numpy as np
 
 import minamp
 from minamp import backends
-from minamp.distributed.farewell import Farewell, PeerError
+from minamp.distributed.farewell import Farewell
 from minamp.distributed.half import half_sum
 from minamp.formats import is_half
-from minamp.tensor import Tensor
 
 _group = None
 
@@ -220,10 +219,7 @@ def _first_difference(a, b):
     return repr(a), repr(b)
 
 
-def _write(tensor: Tensor, array):
+def _write(tensor, array):
     with minamp.no_grad():
         tensor._data[...] = backends.move(array.reshape(tensor.shape), tensor.device)
         tensor._version[0] += 1
-
-
-__all__ = ["PeerError", "agree", "all_gather_object", "all_reduce", "barrier", "broadcast", "group", "init"]

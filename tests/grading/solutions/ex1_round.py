@@ -1,6 +1,6 @@
 """Answers to try on exercise 1: right ones written in other ways, and wrong ones that a student would hand in."""
 
-from grading.local import Wrong, instead
+from grading.local import instead, wrong
 
 _HEAD = {
     "decode": "import numpy as np\n\ndef decode(bits, e, m):\n",
@@ -13,10 +13,6 @@ _HEAD = {
 def _answer(task, body):
     """The source of an answer from the lines of its body."""
     return _HEAD[task] + "\n".join("    " + line for line in body.strip("\n").split("\n")) + "\n"
-
-
-def _wrong(story, change, *loses):
-    return Wrong(story, change, frozenset(loses))
 
 
 # ------------------------------------------------------------------------------------------------------------------- decode
@@ -272,17 +268,17 @@ _BFLOAT_NAN = "np.where(nan, (x >> 16) | 0x0040, rounded)"
 
 WRONG = {
     "decode": [
-        _wrong(
+        wrong(
             "every number has a leading one, exponent field 0 too",
             instead("np.where(exponent > 0, mantissa + 2**m, mantissa)", "mantissa + 2**m"),
             "decode_subnormal",
         ),
-        _wrong(
+        wrong(
             "subnormal numbers with exponent 0 - bias",
             instead("np.maximum(exponent, 1)", "exponent"),
             "decode_subnormal",
         ),
-        _wrong(
+        wrong(
             "subnormal numbers are flushed to zero",
             instead(
                 "np.where(exponent > 0, mantissa + 2**m, mantissa)",
@@ -290,51 +286,51 @@ WRONG = {
             ),
             "decode_subnormal",
         ),
-        _wrong(
+        wrong(
             "bias 2 ** (e - 1)",
             instead("(2 ** (e - 1) - 1)", "2 ** (e - 1)"),
             "decode_normal",
             "decode_subnormal",
         ),
-        _wrong(
+        wrong(
             "the bias of half for every format",
             instead("(2 ** (e - 1) - 1)", "15"),
             "decode_normal",
             "decode_subnormal",
         ),
-        _wrong(
+        wrong(
             "ten mantissa bits whatever m says",
             instead("mantissa = bits & (2**m - 1)", "m = 10\n    mantissa = bits & (2**m - 1)"),
             *_DECODE,
         ),
-        _wrong(
+        wrong(
             "the sign of zero is lost",
             instead("np.where(sign == 1, -x, x)", "np.where(sign == 1, 0 - x, x)"),
             "decode_subnormal",
         ),
-        _wrong(
+        wrong(
             "the sign is looked for in bit 31",
             instead("sign = bits >> (e + m)", "sign = bits >> 31"),
             *_DECODE,
         ),
-        _wrong(
+        wrong(
             "the top exponent is one more power of two, as in e4m3fn",
             instead("np.where(exponent == 2**e - 1, np.where(mantissa == 0, np.inf, np.nan), x)", "x"),
             "decode_special",
         ),
-        _wrong(
+        wrong(
             "all of the top exponent is infinity",
             instead("np.where(mantissa == 0, np.inf, np.nan)", "np.inf"),
             "decode_special",
         ),
-        _wrong(
+        wrong(
             "only the quiet NaN patterns are NaN",
             instead(
                 "np.where(mantissa == 0, np.inf, np.nan)", "np.where(mantissa < 2 ** (m - 1), np.inf, np.nan)"
             ),
             "decode_special",
         ),
-        _wrong(
+        wrong(
             "unsigned exponent minus bias",
             _answer(
                 "decode",
@@ -350,17 +346,17 @@ return np.where(sign == 1, -x, x)
             ),
             "decode_normal",
         ),
-        _wrong(
+        wrong(
             "a view of the sixteen bits as float16",
             _answer("decode", "return bits.astype(np.uint16).view(np.float16).astype(np.float64)"),
             *_DECODE,
         ),
-        _wrong(
+        wrong(
             "the result is float32",
             instead("np.where(sign == 1, -x, x)", "np.where(sign == 1, -x, x).astype(np.float32)"),
             *_DECODE,
         ),
-        _wrong(
+        wrong(
             "the mantissa is masked in place",
             _answer(
                 "decode",
@@ -376,17 +372,17 @@ return np.where(sign == 1, -x, x)
         ),
     ],
     "to_half_bits": [
-        _wrong("cut instead of rounded to nearest", instead(_NEARER, "rest < 0"), _NEAREST, _SMALL, _ENDS),
-        _wrong("ties away from zero", instead(_NEARER, "rest >= middle"), _NEAREST, _SMALL),
-        _wrong("ties toward zero", instead(_NEARER, "rest > middle"), _NEAREST, _SMALL, _ENDS),
-        _wrong("ties to odd", instead("(kept & 1 == 1)", "(kept & 1 == 0)"), _NEAREST, _SMALL, _ENDS),
-        _wrong(
+        wrong("cut instead of rounded to nearest", instead(_NEARER, "rest < 0"), _NEAREST, _SMALL, _ENDS),
+        wrong("ties away from zero", instead(_NEARER, "rest >= middle"), _NEAREST, _SMALL),
+        wrong("ties toward zero", instead(_NEARER, "rest > middle"), _NEAREST, _SMALL, _ENDS),
+        wrong("ties to odd", instead("(kept & 1 == 1)", "(kept & 1 == 0)"), _NEAREST, _SMALL, _ENDS),
+        wrong(
             "subnormal results are flushed to zero",
             instead(_SPECIAL, "np.where(exponent < 113, 0, " + _SPECIAL + ")"),
             _SMALL,
             _DIRECTED,
         ),
-        _wrong(
+        wrong(
             "rounded twice: to eleven bits, then to a subnormal",
             instead(
                 "cut = " + _CUT,
@@ -398,7 +394,7 @@ return np.where(sign == 1, -x, x)
             ),
             _SMALL,
         ),
-        _wrong(
+        wrong(
             "the shift of tiny numbers is not limited",
             instead(
                 "kept, rest, middle = significand >> cut, significand & ((1 << cut) - 1), 1 << (cut - 1)",
@@ -407,63 +403,63 @@ return np.where(sign == 1, -x, x)
             ),
             _SMALL,
         ),
-        _wrong(
+        wrong(
             "one bit too few is cut below the normal range",
             instead("13 + scale - (exponent - 112)", "13 + np.maximum(scale - (exponent - 112) - 1, 0)"),
             _SMALL,
             _DIRECTED,
         ),
-        _wrong(
+        wrong(
             "infinity from everything above 65504",
             instead(_CLAMP, "np.where((x & 0x7FFFFFFF > 0x477FE000) & away, 0x7C00, " + _CLAMP + ")"),
             _ENDS,
         ),
-        _wrong(
+        wrong(
             "overflow saturates at 65504",
             instead(_CLAMP, "np.minimum(pattern, 0x7BFF)"),
             _ENDS,
             _DIRECTED,
         ),
-        _wrong(
+        wrong(
             "overflow is infinite in every mode",
             instead(_CLAMP, "np.minimum(pattern, 0x7C00)"),
             _DIRECTED,
         ),
-        _wrong("the exponent is not checked for overflow", instead(_CLAMP, "pattern"), _ENDS, _DIRECTED),
-        _wrong(
+        wrong("the exponent is not checked for overflow", instead(_CLAMP, "pattern"), _ENDS, _DIRECTED),
+        wrong(
             "NaN becomes infinity",
             instead("np.where(mantissa == 0, 0x7C00, 0x7E00)", "0x7C00"),
             _ENDS,
         ),
-        _wrong(
+        wrong(
             "NaN is recognised by the ten bits that fit",
             instead("np.where(mantissa == 0, 0x7C00, 0x7E00)", "0x7C00 | mantissa >> 13"),
             _ENDS,
         ),
-        _wrong(
+        wrong(
             "NaN loses its sign",
             instead("return (pattern | sign)", "return np.where(pattern > 0x7C00, 0x7E00, pattern | sign)"),
             _ENDS,
         ),
-        _wrong(
+        wrong(
             "negative results that underflow are plus zero",
             instead("return (pattern | sign)", "return np.where(pattern == 0, 0, pattern | sign)"),
             _SMALL,
             _DIRECTED,
         ),
-        _wrong(
+        wrong(
             "the carry does not reach the exponent",
             instead(
                 "(scale - 1) << 10) + kept + up", "(scale - 1) << 10) + (kept & 0x400) + (kept + up & 0x3FF)"
             ),
             *_HALF,
         ),
-        _wrong(
+        wrong(
             "up means away from zero and down means toward zero",
             instead('"ru": sign == 0, "rd": sign != 0', '"ru": True, "rd": False'),
             _DIRECTED,
         ),
-        _wrong(
+        wrong(
             "an infinity is clamped by the directed modes",
             instead(
                 _SPECIAL,
@@ -471,27 +467,27 @@ return np.where(sign == 1, -x, x)
             ),
             _DIRECTED,
         ),
-        _wrong(
+        wrong(
             "what underflows is zero in every mode",
             instead("away & (rest > 0)", "away & (rest > 0) & (exponent > 102)"),
             _DIRECTED,
         ),
-        _wrong(
+        wrong(
             "the directed modes go one step on from a half too",
             instead("away & (rest > 0)", "away & (rest >= 0)"),
             _DIRECTED,
         ),
-        _wrong(
+        wrong(
             "the mode is forgotten",
             instead("significand = np.where", 'mode = "rn"\n    significand = np.where'),
             _DIRECTED,
         ),
-        _wrong(
+        wrong(
             "a cast for every mode",
             _answer("half", "return x.view(np.float32).astype(np.float16).view(np.uint16)"),
             _DIRECTED,
         ),
-        _wrong(
+        wrong(
             "the directed modes from the neighbours of the rounded number",
             _answer(
                 "half",
@@ -512,62 +508,62 @@ return (y + np.float16(0)).view(np.uint16)
         ),
     ],
     "to_bfloat16_bits": [
-        _wrong(
+        wrong(
             "the upper half of the float32, cut",
             _answer("bfloat16", "return (x >> 16).astype(np.uint16)"),
             *_BFLOAT,
         ),
-        _wrong(
+        wrong(
             "ties away from zero",
             instead("x + 0x7FFF + ((x >> 16) & 1)", "x + 0x8000"),
             "to_bfloat16_bits_nearest",
         ),
-        _wrong(
+        wrong(
             "ties toward zero",
             instead("x + 0x7FFF + ((x >> 16) & 1)", "x + 0x7FFF"),
             *_BFLOAT,
         ),
-        _wrong(
+        wrong(
             "the first lost bit decides a tie",
             instead("(x >> 16) & 1", "(x >> 15) & 1"),
             "to_bfloat16_bits_nearest",
         ),
-        _wrong(
+        wrong(
             "NaN is rounded like a number",
             instead(_BFLOAT_NAN, "rounded"),
             "to_bfloat16_bits_ends",
         ),
-        _wrong(
+        wrong(
             "NaN is cut and may become infinity",
             instead("(x >> 16) | 0x0040", "x >> 16"),
             "to_bfloat16_bits_ends",
         ),
-        _wrong(
+        wrong(
             "NaN loses its sign",
             instead("(x >> 16) | 0x0040", "0x7FC0"),
             "to_bfloat16_bits_ends",
         ),
-        _wrong(
+        wrong(
             "infinity counts as NaN",
             instead("> 0x7F800000", ">= 0x7F800000"),
             "to_bfloat16_bits_ends",
         ),
-        _wrong(
+        wrong(
             "NaN is looked for without its sign bit",
             instead("nan = (x & 0x7FFFFFFF) > 0x7F800000", "nan = x > 0x7F800000"),
             *_BFLOAT,
         ),
-        _wrong(
+        wrong(
             "overflow saturates at the largest number",
             instead(_BFLOAT_NAN, "np.where(nan, (x >> 16) | 0x0040, rounded - (rounded & 0x7FFF == 0x7F80))"),
             "to_bfloat16_bits_ends",
         ),
-        _wrong(
+        wrong(
             "subnormal numbers are flushed to zero",
             instead(_BFLOAT_NAN, "np.where(x & 0x7F800000 == 0, x >> 31 << 15, " + _BFLOAT_NAN + ")"),
             "to_bfloat16_bits_nearest",
         ),
-        _wrong(
+        wrong(
             "rounded to half first",
             _answer(
                 "bfloat16",
@@ -579,7 +575,7 @@ return np.where(nan, (x >> 16) | 0x0040, (x + 0x7FFF + ((x >> 16) & 1)) >> 16).a
             ),
             *_BFLOAT,
         ),
-        _wrong(
+        wrong(
             "the carry does not reach the exponent",
             instead(
                 "rounded = (x + 0x7FFF + ((x >> 16) & 1)) >> 16",
@@ -588,7 +584,7 @@ return np.where(nan, (x >> 16) | 0x0040, (x + 0x7FFF + ((x >> 16) & 1)) >> 16).a
             ),
             *_BFLOAT,
         ),
-        _wrong(
+        wrong(
             "the half step is added in place",
             _answer(
                 "bfloat16",
@@ -601,46 +597,44 @@ return np.where(nan, 0x7FC0 | sign, x >> 16).astype(np.uint16)
             ),
             "to_bfloat16_bits_nearest",
         ),
-        _wrong(
+        wrong(
             "the result stays uint32",
             instead(".astype(np.uint16)", ""),
             *_BFLOAT,
         ),
     ],
     "stochastic_half_bits": [
-        _wrong(
-            "to nearest, the random bits are not used", instead(_TURN, "steps - whole > 0.5"), _ODDS, _FEW
-        ),
-        _wrong("a fair coin", instead(_TURN, "(steps > whole) & (r >= 2**31)"), _ODDS, _FEW),
-        _wrong(
+        wrong("to nearest, the random bits are not used", instead(_TURN, "steps - whole > 0.5"), _ODDS, _FEW),
+        wrong("a fair coin", instead(_TURN, "(steps > whole) & (r >= 2**31)"), _ODDS, _FEW),
+        wrong(
             "a generator of its own",
             instead(_TURN, "np.random.random(steps.shape) < steps - whole"),
             _ODDS,
             _FEW,
         ),
-        _wrong(
+        wrong(
             "small random bits go up instead of large ones",
             instead(_TURN, "r < (steps - whole) * 2.0**32"),
             _ODDS,
             _FEW,
         ),
-        _wrong(
+        wrong(
             "halves move when the random bits are zero",
             instead(_TURN, "r <= (steps - whole) * 2.0**32"),
             *_STOCHASTIC,
         ),
-        _wrong(
+        wrong(
             "a sum of exactly one step stays",
             instead(_TURN, "(steps - whole) * 2.0**32 > 2.0**32 - r"),
             _ODDS,
             _FEW,
         ),
-        _wrong(
+        wrong(
             "noise is added and the sum rounded to nearest",
             instead("whole += " + _TURN, "whole = np.rint(steps + r / 2.0**32)"),
             *_STOCHASTIC,
         ),
-        _wrong(
+        wrong(
             "the random number is a float32 and can be 1",
             instead(
                 _TURN,
@@ -648,13 +642,13 @@ return np.where(nan, 0x7FC0 | sign, x >> 16).astype(np.uint16)
             ),
             *_STOCHASTIC,
         ),
-        _wrong(
+        wrong(
             "only the upper eight random bits count",
             instead(_TURN, "(steps - whole) * 2.0**8 >= 2.0**8 - (r >> 24)"),
             _ODDS,
             _FEW,
         ),
-        _wrong(
+        wrong(
             "thirteen random bits added, also where more bits are lost",
             _answer(
                 "stochastic",
@@ -670,40 +664,40 @@ return (pattern | sign).astype(np.uint16)
             ),
             _FEW,
         ),
-        _wrong(
+        wrong(
             "subnormal results are flushed to zero",
             instead("special = ", "pattern = np.where(pattern < 0x0400, 0, pattern)\n    special = "),
             _KEPT,
             _FEW,
         ),
-        _wrong(
+        wrong(
             "below the smallest half everything is zero",
             instead(_TURN, "(" + _TURN + ") & (value >= 2.0**-24)"),
             _FEW,
         ),
-        _wrong(
+        wrong(
             "the step goes on shrinking below the normal range",
             instead("np.maximum(value, 2.0**-14)", "np.maximum(value, 2.0**-140)"),
             _KEPT,
             _FEW,
         ),
-        _wrong("the sign is lost", instead(" | sign).astype", ").astype"), *_STOCHASTIC),
-        _wrong(
+        wrong("the sign is lost", instead(" | sign).astype", ").astype"), *_STOCHASTIC),
+        wrong(
             "overflow becomes infinity",
             instead("np.minimum(magnitude, 0x477FE000)", "np.minimum(magnitude, 0x47800000)"),
             _KEPT,
         ),
-        _wrong(
+        wrong(
             "an infinity becomes 65504",
             instead("np.where(magnitude < 0x7F800000,", "np.where(magnitude <= 0x7F800000,"),
             _KEPT,
         ),
-        _wrong(
+        wrong(
             "NaN becomes zero",
             instead("0x7C00, 0x7E00)", "0x7C00, 0)"),
             _KEPT,
         ),
-        _wrong(
+        wrong(
             "up means up, also for negative numbers",
             instead(_TURN, "np.where(sign == 0, " + _TURN + ", (whole + 1 - steps) * 2.0**32 < 2.0**32 - r)"),
             _ODDS,

@@ -1,11 +1,6 @@
 """Answers to try on exercise 2: right ones written in other ways, and wrong ones that a student would hand in."""
 
-from grading.local import Wrong, instead
-
-
-def _wrong(story, change, *loses):
-    return Wrong(story, change, frozenset(loses))
-
+from grading.local import instead, wrong
 
 RIGHT = {
     "softmax": [
@@ -268,43 +263,43 @@ def _masked(body):
 
 WRONG = {
     "softmax": [
-        _wrong("exp without the shift, in float32", instead(_SHIFTED, "e = np.exp(x)"), _RANGE, _SUM),
-        _wrong("the textbook formula in half", instead(_SHIFTED, "e = np.exp(z)"), _RANGE, _SUM),
-        _wrong(
+        wrong("exp without the shift, in float32", instead(_SHIFTED, "e = np.exp(x)"), _RANGE, _SUM),
+        wrong("the textbook formula in half", instead(_SHIFTED, "e = np.exp(z)"), _RANGE, _SUM),
+        wrong(
             "only the numerator is shifted",
             instead(_RESULT, "(e / np.exp(x).sum(axis, keepdims=True)).astype(np.float16)"),
             _RANGE,
             _SUM,
         ),
-        _wrong(
+        wrong(
             "one maximum for the whole array",
             instead("x.max(axis, keepdims=True)", "x.max()"),
             _RANGE,
         ),
-        _wrong(
+        wrong(
             "the shift is the mean",
             instead("x.max(axis, keepdims=True)", "x.mean(axis, keepdims=True)"),
             _RANGE,
         ),
-        _wrong(
+        wrong(
             "always the last axis",
             instead("x = z.astype(np.float32)", "axis = -1\n    x = z.astype(np.float32)"),
             _RANGE,
             _SUM,
         ),
-        _wrong(
+        wrong(
             "the maximum over the wrong axis",
             instead("x.max(axis, keepdims=True)", "x.max(axis - 1 if x.ndim > 1 else axis, keepdims=True)"),
             _RANGE,
             _SUM,
         ),
-        _wrong(
+        wrong(
             "the shift is made in half",
             instead(_SHIFTED, "e = np.exp((z - z.max(axis, keepdims=True)).astype(np.float32))"),
             _RANGE,
             _SUM,
         ),
-        _wrong(
+        wrong(
             "exp is rounded to half",
             instead(
                 _RESULT,
@@ -313,13 +308,13 @@ WRONG = {
             _RANGE,
             _SUM,
         ),
-        _wrong(
+        wrong(
             "the sum is rounded to half",
             instead("e.sum(axis, keepdims=True)", "e.sum(axis, keepdims=True).astype(np.float16)"),
             _RANGE,
             _SUM,
         ),
-        _wrong(
+        wrong(
             "the sum is accumulated in half",
             instead(
                 "e.sum(axis, keepdims=True)", "np.take(np.add.accumulate(e, axis, np.float16), [-1], axis)"
@@ -327,46 +322,46 @@ WRONG = {
             _RANGE,
             _SUM,
         ),
-        _wrong(
+        wrong(
             "the logits are clipped to keep exp finite",
             instead(_SHIFTED, "e = np.exp(np.clip(x, -60, 60))"),
             _RANGE,
         ),
-        _wrong(
+        wrong(
             "NaN is replaced by zero",
             instead(
                 "return " + _RESULT, "return np.nan_to_num(e / e.sum(axis, keepdims=True)).astype(np.float16)"
             ),
             _RANGE,
         ),
-        _wrong(
+        wrong(
             "the logits are shifted in place",
             instead(_SHIFTED, "z -= z.max(axis, keepdims=True)\n        e = np.exp(z.astype(np.float32))"),
             _RANGE,
             _SUM,
         ),
-        _wrong("the result stays float32", instead(_RESULT, "e / e.sum(axis, keepdims=True)"), _RANGE, _SUM),
-        _wrong("the gradient is p g", instead(_BACK, "(p * g).astype(np.float16)"), _GRAD, _ONCE),
-        _wrong(
+        wrong("the result stays float32", instead(_RESULT, "e / e.sum(axis, keepdims=True)"), _RANGE, _SUM),
+        wrong("the gradient is p g", instead(_BACK, "(p * g).astype(np.float16)"), _GRAD, _ONCE),
+        wrong(
             "only the diagonal of the Jacobian",
             instead(_BACK, "(p * (1 - p) * g).astype(np.float16)"),
             _GRAD,
             _ONCE,
         ),
-        _wrong(
+        wrong(
             "the gradient subtracts the mean of g",
             instead("(g * p).sum(axis, keepdims=True)", "g.mean(axis, keepdims=True)"),
             _GRAD,
             _ONCE,
         ),
-        _wrong(
+        wrong(
             "the gradient always sums over the last axis",
             instead("(g * p).sum(axis, keepdims=True)", "(g * p).sum(-1, keepdims=True)"),
             _GRAD,
             _ONCE,
         ),
-        _wrong("the gradient is computed in half", instead(_WIDEN, "g, p = g.copy(), p.copy()"), _ONCE),
-        _wrong(
+        wrong("the gradient is computed in half", instead(_WIDEN, "g, p = g.copy(), p.copy()"), _ONCE),
+        wrong(
             "the products g p are rounded to half",
             instead(
                 "(g * p).sum(axis, keepdims=True)",
@@ -374,21 +369,21 @@ WRONG = {
             ),
             _ONCE,
         ),
-        _wrong(
+        wrong(
             "the sum of the gradient is rounded to half",
             instead(
                 "(g * p).sum(axis, keepdims=True)", "(g * p).sum(axis, keepdims=True).astype(np.float16)"
             ),
             _ONCE,
         ),
-        _wrong(
+        wrong(
             "the difference is rounded to half before the product",
             instead(
                 _BACK, "p.astype(np.float16) * (g - (g * p).sum(axis, keepdims=True)).astype(np.float16)"
             ),
             _ONCE,
         ),
-        _wrong(
+        wrong(
             "the gradient stays float32",
             instead(_BACK, _BACK.replace(".astype(np.float16)", "")),
             _GRAD,
@@ -396,12 +391,12 @@ WRONG = {
         ),
     ],
     "masked_softmax": [
-        _wrong(
+        wrong(
             "minus infinity, and NaN where all are hidden",
             instead("np.where(np.isinf(top), 0, top)", "top"),
             _NOTHING,
         ),
-        _wrong(
+        wrong(
             "-1e9 added in half",
             _masked(
                 [
@@ -412,30 +407,30 @@ WRONG = {
             ),
             _NOTHING,
         ),
-        _wrong(
+        wrong(
             "-1e9 put in, in float32",
             instead(_MASKED, "x = np.where(hidden, np.float32(-1e9), z.astype(np.float32))"),
             _NOTHING,
         ),
-        _wrong(
+        wrong(
             "-10000 added in float32",
             instead(_MASKED, "x = z.astype(np.float32) - 10000 * hidden"),
             _VALUES,
             _NOTHING,
         ),
-        _wrong(
+        wrong(
             "the largest negative half put in",
             instead(_MASKED, "x = np.where(hidden, np.float32(-65504), z.astype(np.float32))"),
             _VALUES,
             _NOTHING,
         ),
-        _wrong(
+        wrong(
             "the scores are multiplied by the mask",
             instead(_MASKED, "x = z.astype(np.float32) * ~hidden"),
             _VALUES,
             _NOTHING,
         ),
-        _wrong(
+        wrong(
             "softmax of everything, hidden ones set to zero afterwards",
             _masked(
                 [
@@ -447,7 +442,7 @@ WRONG = {
             _VALUES,
             _NOTHING,
         ),
-        _wrong(
+        wrong(
             "the maximum includes the hidden ones",
             _masked(
                 [
@@ -460,7 +455,7 @@ WRONG = {
             _VALUES,
             _NOTHING,
         ),
-        _wrong(
+        wrong(
             "a small eps in the denominator instead of a case",
             _masked(
                 [
@@ -472,7 +467,7 @@ WRONG = {
             _VALUES,
             _NOTHING,
         ),
-        _wrong(
+        wrong(
             "the result in half normalised a second time",
             _masked(
                 [
@@ -486,13 +481,13 @@ WRONG = {
             _VALUES,
             _NOTHING,
         ),
-        _wrong(
+        wrong(
             "True means visible",
             instead("np.where(hidden, -np.inf,", "np.where(~hidden, -np.inf,"),
             _VALUES,
             _NOTHING,
         ),
-        _wrong(
+        wrong(
             "the scores are overwritten",
             _masked(
                 [
@@ -506,7 +501,7 @@ WRONG = {
             ),
             _VALUES,
         ),
-        _wrong(
+        wrong(
             "a row with nothing to see gets equal shares",
             instead(
                 "(e / np.where(total == 0, 1, total))",
@@ -514,7 +509,7 @@ WRONG = {
             ),
             _NOTHING,
         ),
-        _wrong(
+        wrong(
             "one hidden row makes all rows zero",
             instead(
                 "(e / np.where(total == 0, 1, total))",
@@ -522,12 +517,12 @@ WRONG = {
             ),
             _NOTHING,
         ),
-        _wrong(
+        wrong(
             "the mask is an index and does not broadcast",
             instead(_MASKED, "x = z.astype(np.float32)\n    x[hidden] = -np.inf"),
             _VALUES,
         ),
-        _wrong(
+        wrong(
             "the sum is rounded to half",
             instead(
                 "total = e.sum(-1, keepdims=True)", "total = e.sum(-1, keepdims=True).astype(np.float16)"
@@ -535,7 +530,7 @@ WRONG = {
             _VALUES,
             _NOTHING,
         ),
-        _wrong(
+        wrong(
             "the result stays float32",
             instead(".astype(np.float16)", ".astype(np.float32)"),
             _VALUES,
@@ -543,7 +538,7 @@ WRONG = {
         ),
     ],
     "log_softmax": [
-        _wrong(
+        wrong(
             "the logarithm of a half softmax",
             instead(
                 _LOG,
@@ -552,31 +547,31 @@ WRONG = {
             _LITTLE,
             _LARGE,
         ),
-        _wrong(
+        wrong(
             "the logarithm of a float32 softmax",
             instead(_LOG, "np.log(np.exp(x) / np.exp(x).sum(axis, keepdims=True))"),
             _LITTLE,
             _LARGE,
         ),
-        _wrong(
+        wrong(
             "the logarithm of a softmax and 1e-8",
             instead(_LOG, "np.log(np.exp(x) / np.exp(x).sum(axis, keepdims=True) + np.float32(1e-8))"),
             _LITTLE,
             _LARGE,
         ),
-        _wrong("no shift", instead(_LOG_SHIFT, "pass"), _LARGE),
-        _wrong(
+        wrong("no shift", instead(_LOG_SHIFT, "pass"), _LARGE),
+        wrong(
             "one maximum for the whole array",
             instead(_LOG_SHIFT, "x -= x.max()"),
             _LARGE,
         ),
-        _wrong(
+        wrong(
             "always the last axis",
             instead(_LOG_SHIFT, "axis = -1\n    " + _LOG_SHIFT),
             _LITTLE,
             _LARGE,
         ),
-        _wrong(
+        wrong(
             "the shift is undone inside the bracket",
             instead(
                 _LOG_SHIFT + "\n    return " + _LOG,
@@ -584,7 +579,7 @@ WRONG = {
             ),
             _LARGE,
         ),
-        _wrong(
+        wrong(
             "logaddexp of the logits as they are",
             instead(
                 _LOG_SHIFT + "\n    return " + _LOG,
@@ -592,7 +587,7 @@ WRONG = {
             ),
             _LARGE,
         ),
-        _wrong(
+        wrong(
             "only the exponentials are shifted",
             instead(
                 _LOG_SHIFT + "\n    return " + _LOG,
@@ -601,13 +596,13 @@ WRONG = {
             _LITTLE,
             _LARGE,
         ),
-        _wrong(
+        wrong(
             "the shift is made in half",
             instead("x = z.astype(np.float32)", "x = (z - z.max(axis, keepdims=True)).astype(np.float32)"),
             _LITTLE,
             _LARGE,
         ),
-        _wrong(
+        wrong(
             "the sum is rounded to half",
             instead(
                 "np.exp(x).sum(axis, keepdims=True)",
@@ -615,22 +610,22 @@ WRONG = {
             ),
             _LITTLE,
         ),
-        _wrong(
+        wrong(
             "the result is half",
             instead("return " + _LOG, "return (" + _LOG + ").astype(np.float16)"),
             _LITTLE,
             _LARGE,
         ),
-        _wrong(
+        wrong(
             "the result is rounded to half and called float32",
             instead("return " + _LOG, "return (" + _LOG + ").astype(np.float16).astype(np.float32)"),
             _LITTLE,
             _LARGE,
         ),
-        _wrong(
+        wrong(
             "the gradient is g - p", instead(_LOG_BACK, "(g - np.exp(logp)).astype(np.float16)"), _LOG_GRAD
         ),
-        _wrong(
+        wrong(
             "the gradient of softmax",
             instead(
                 _LOG_BACK,
@@ -638,28 +633,28 @@ WRONG = {
             ),
             _LOG_GRAD,
         ),
-        _wrong(
+        wrong(
             "the gradient with the mean of g",
             instead("g.sum(axis, keepdims=True)", "g.mean(axis, keepdims=True)"),
             _LOG_GRAD,
         ),
-        _wrong(
+        wrong(
             "the gradient always sums over the last axis",
             instead("g.sum(axis, keepdims=True)", "g.sum(-1, keepdims=True)"),
             _LOG_GRAD,
         ),
-        _wrong("the gradient forgets exp", instead("np.exp(logp) * g.sum", "logp * g.sum"), _LOG_GRAD),
-        _wrong(
+        wrong("the gradient forgets exp", instead("np.exp(logp) * g.sum", "logp * g.sum"), _LOG_GRAD),
+        wrong(
             "the sum of g is half",
             instead("g.sum(axis, keepdims=True)", "g.astype(np.float16).sum(axis, keepdims=True)"),
             _LOG_GRAD,
         ),
-        _wrong(
+        wrong(
             "the probability in the gradient is half",
             instead("np.exp(logp) *", "np.exp(logp).astype(np.float16) *"),
             _LOG_GRAD,
         ),
-        _wrong(
+        wrong(
             "the product in the gradient is rounded first",
             instead(
                 _LOG_BACK,
@@ -667,12 +662,12 @@ WRONG = {
             ),
             _LOG_GRAD,
         ),
-        _wrong(
+        wrong(
             "the gradient stays float32",
             instead(_LOG_BACK, "g - np.exp(logp) * g.sum(axis, keepdims=True)"),
             _LOG_GRAD,
         ),
-        _wrong(
+        wrong(
             "the incoming gradient is overwritten",
             instead(
                 "return " + _LOG_BACK,
@@ -682,7 +677,7 @@ WRONG = {
         ),
     ],
     "cross_entropy": [
-        _wrong(
+        wrong(
             "the logarithm of a half softmax",
             instead(
                 _LOSSES,
@@ -691,7 +686,7 @@ WRONG = {
             ),
             _LOSS,
         ),
-        _wrong(
+        wrong(
             "an eps under the logarithm",
             instead(
                 _LOSSES,
@@ -700,8 +695,8 @@ WRONG = {
             ),
             _LOSS,
         ),
-        _wrong("no shift in the loss", instead("x -= x.max(1, keepdims=True)", "pass"), _LOSS),
-        _wrong(
+        wrong("no shift in the loss", instead("x -= x.max(1, keepdims=True)", "pass"), _LOSS),
+        wrong(
             "the shift is undone in the loss",
             instead(
                 "x -= x.max(1, keepdims=True)\n    " + _LOSSES,
@@ -710,23 +705,21 @@ WRONG = {
             ),
             _LOSS,
         ),
-        _wrong(
+        wrong(
             "the losses are averaged in half",
             instead("losses.mean()", "losses.astype(np.float16).mean()"),
             _LOSS,
         ),
-        _wrong("the sum of the losses", instead("losses.mean()", "losses.sum()"), _LOSS, _IGNORED),
-        _wrong(
+        wrong("the sum of the losses", instead("losses.mean()", "losses.sum()"), _LOSS, _IGNORED),
+        wrong(
             "the loss is divided by the number of logits",
             instead("losses.mean()", "losses.sum() / z[rows].size"),
             _LOSS,
             _IGNORED,
         ),
-        _wrong(
-            "the loss is divided by all rows", instead("losses.mean()", "losses.sum() / len(z)"), _IGNORED
-        ),
-        _wrong("one loss for each row", instead("losses.mean()", "losses"), _LOSS, _IGNORED),
-        _wrong(
+        wrong("the loss is divided by all rows", instead("losses.mean()", "losses.sum() / len(z)"), _IGNORED),
+        wrong("one loss for each row", instead("losses.mean()", "losses"), _LOSS, _IGNORED),
+        wrong(
             "ignored rows count as class 0",
             instead(
                 "rows = np.flatnonzero(target != ignore_index)\n    x = z[rows].astype(np.float32)\n    x -=",
@@ -735,17 +728,17 @@ WRONG = {
             ),
             _IGNORED,
         ),
-        _wrong(
+        wrong(
             "ignore_index is always -100",
             lambda reference: reference.replace("target != ignore_index", "target != -100"),
             _IGNORED,
         ),
-        _wrong(
+        wrong(
             "every negative target is ignored",
             lambda reference: reference.replace("target != ignore_index", "target >= 0"),
             _IGNORED,
         ),
-        _wrong(
+        wrong(
             "ignored targets are set to 0 in place",
             instead(
                 "x -= x.max(1, keepdims=True)",
@@ -753,15 +746,15 @@ WRONG = {
             ),
             _IGNORED,
         ),
-        _wrong(
+        wrong(
             "the gradient is not divided by the rows",
             instead(_CE_BACK, "d[rows] = p * g"),
             _IGNORED,
             _CE_GRAD,
             _SCALED,
         ),
-        _wrong("the gradient is divided by all rows", instead("(g / len(rows))", "(g / len(z))"), _IGNORED),
-        _wrong(
+        wrong("the gradient is divided by all rows", instead("(g / len(rows))", "(g / len(z))"), _IGNORED),
+        wrong(
             "ignored rows have a gradient",
             instead(
                 _CE_ZERO,
@@ -770,57 +763,55 @@ WRONG = {
             ),
             _IGNORED,
         ),
-        _wrong(
+        wrong(
             "the gradient has the other sign",
             instead("(g / len(rows))", "(-g / len(rows))"),
             _IGNORED,
             _CE_GRAD,
             _SCALED,
         ),
-        _wrong(
+        wrong(
             "the gradient forgets the true class", instead("] -= 1", "] -= 0"), _IGNORED, _CE_GRAD, _SCALED
         ),
-        _wrong("the gradient ignores g", instead("(g / len(rows))", "(1 / len(rows))"), _CE_GRAD, _SCALED),
-        _wrong(
-            "the scale is half", instead("(g / len(rows))", "(float(np.float16(g)) / len(rows))"), _SCALED
-        ),
-        _wrong("the gradient without a shift", instead(_CE_SHIFT, "e = np.exp(x)"), _CE_GRAD),
-        _wrong(
+        wrong("the gradient ignores g", instead("(g / len(rows))", "(1 / len(rows))"), _CE_GRAD, _SCALED),
+        wrong("the scale is half", instead("(g / len(rows))", "(float(np.float16(g)) / len(rows))"), _SCALED),
+        wrong("the gradient without a shift", instead(_CE_SHIFT, "e = np.exp(x)"), _CE_GRAD),
+        wrong(
             "one maximum for the whole array in the gradient",
             instead(_CE_SHIFT, "e = np.exp(x - x.max())"),
             _CE_GRAD,
         ),
-        _wrong(
+        wrong(
             "the probabilities are half",
             instead(_CE_P, _CE_P[:4] + "(e / e.sum(1, keepdims=True)).astype(np.float16).astype(np.float32)"),
             _CE_GRAD,
             _SCALED,
         ),
-        _wrong(
+        wrong(
             "p - y is rounded before the scale",
             instead(_CE_BACK, "d[rows] = p.astype(np.float16).astype(np.float32) * (g / len(rows))"),
             _CE_GRAD,
             _SCALED,
         ),
-        _wrong(
+        wrong(
             "(p - y) / N is rounded before the scale",
             instead(_CE_BACK, "d[rows] = (p / len(rows)).astype(np.float16).astype(np.float32) * g"),
             _CE_GRAD,
             _SCALED,
         ),
-        _wrong(
+        wrong(
             "the gradient is clipped to the largest half",
             instead(_CE_BACK, "d[rows] = np.clip(p * (g / len(rows)), -65504, 65504)"),
             _SCALED,
         ),
-        _wrong(
+        wrong(
             "the gradient stays float32",
             instead(_CE_ZERO, "d = np.zeros(z.shape, np.float32)"),
             _IGNORED,
             _CE_GRAD,
             _SCALED,
         ),
-        _wrong(
+        wrong(
             "the gradient is written into the logits",
             instead(_CE_ZERO, "d = z\n    d[...] = 0"),
             _CE_GRAD,
