@@ -94,7 +94,7 @@ class _Reducer:
     """What backward (record.run_backward) tells about gradients, and what it gets back."""
 
     def __init__(self, parameters, cap, dtype):
-        self.group, self.dtype, self.syncing, self.expected = group(), dtype, True, False
+        self.group, self.dtype, self.syncing = group(), dtype, True
         m = backends.of(parameters[0]._data) if parameters else None
         self.buckets, some, size = [], [], 0
         for p in reversed(parameters):  # backward reaches the last layers first
@@ -112,7 +112,6 @@ class _Reducer:
 
     def expect(self):
         """A forward has run: the next backward averages, also if none of the parameters is reached."""
-        self.expected = True
         _expecting.add(self)  # it outlives its module until then
 
     def begin(self, create_graph):
@@ -144,10 +143,10 @@ class _Reducer:
 
     def finish(self):
         """Wait for all buckets and put the means in place. (parameter, gradient) of those that only other ranks had one for."""
-        if not (self.expected and self.syncing):
+        if not (self in _expecting and self.syncing):
             return []
-        self.expected, others = False, []
         _expecting.discard(self)
+        others = []
         for b in self.buckets:
             for p in b.parameters:
                 if id(p) in b.missing:
