@@ -62,13 +62,14 @@ _MAGNITUDE = _int(-0x70000001)  # 0x8FFFFFFF: the sign and the low 28 bits
 def widen(source, target):
     """Half's exponent and mantissa, moved into float32's place, are the value times 2^-112."""
     for h, y, bits in pieces(source.view(np.int16), target, target.view(np.int32)):
-        high = _max(h.view(np.uint16))
+        high = positive = _max(h.view(np.uint16))
         bits[...] = h  # the sign extends to the left: int16 0x8000 becomes 0xFFFF8000
         np.left_shift(bits, _13, bits)
         if high >= 0x8000:  # some sign is set; after a relu there is none
             np.bitwise_and(bits, _MAGNITUDE, bits)
+            positive = _max(h)
         np.multiply(y, _UP, y)
-        if high >= 0xFC00 or _max(h) >= 0x7C00:  # exponent 31 came out as 2^16 times the mantissa
+        if high >= 0xFC00 or positive >= 0x7C00:  # exponent 31 came out as 2^16 times the mantissa
             special = np.flatnonzero((h & 0x7FFF) >= 0x7C00)
             y[special] = h[special].view(np.float16).astype(np.float32)
 
