@@ -11,8 +11,8 @@
             return g * a
 
 `m` is the namespace the declaration computes with: a backend (arrays), or minamp.ops (tensors) when gradients of gradients are
-wanted. `g` is the incoming gradient; a gradient may also name `y` (the output), NAME_shape (keeps nothing), any attribute, and
-`i`, the position in a *variadic argument.
+wanted. `g` is the incoming gradient; a gradient may also name `y` (the output), NAME_shape (keeps nothing), any attribute,
+`i`, the position in a *variadic argument, and what a function shared_NAME returns: that is computed once for all gradients.
 
 Half arithmetic happens here and nowhere else: inputs are widened to float32, the declaration computes, the result is rounded
 once. Gradients likewise. So a declaration never mentions half.
@@ -87,13 +87,15 @@ class Op:
             code.co_varnames[last : last + 1] if self.variadic else code.co_varnames[1 : code.co_argcount]
         )
         self.shapes = {f"{p}_shape": i for i, p in enumerate(self.params)}
+        # name -> (function, names it needs); one that needs another stands below it
+        self.shared = {n[7:]: (f, _parameters(f)) for n, f in body.items() if n.startswith("shared_")}
         self.vjps = []  # per argument: (function, names it needs) or None
         for param in self.params:
             vjp = body.get(f"vjp_{param}")
-            self.vjps.append(vjp and (vjp, vjp.__code__.co_varnames[2 : vjp.__code__.co_argcount]))
-        if reserved := {"m", "y", "i"} & set(self.params):
+            self.vjps.append(vjp and (vjp, _parameters(vjp)))
+        if reserved := {"m", "y", "i", *self.shared} & set(self.params):
             raise TypeError(
-                f"@op {name}: {reserved} are taken (namespace, output, position): name the argument otherwise"
+                f"@op {name}: {reserved} are taken (namespace, output, position, shared): name the argument otherwise"
             )
         unknown = {n for n in body if n.startswith("vjp_")} - {f"vjp_{p}" for p in self.params}
         if unknown:
@@ -313,6 +315,9 @@ class Op:
                         f"{self.name} has no gradient for argument {name!r}: use {name}.detach()"
                     )
                 names.update(vjp[1])
+        for name, (_, needed) in reversed(self.shared.items()):
+            if name in names:
+                names.update(needed)
         if self.variadic:
             return list(range(n)) if self.params[0] in names else [], "y" in names
         plan = self._plans[mask] = [i for i, p in enumerate(self.params[:n]) if p in names], "y" in names
@@ -356,6 +361,17 @@ class Op:
         if not create_graph and not self.stored and is_half(g.dtype):
             g = home.widen(g)
         m = OPS_NAMESPACE if create_graph else home
+
+        def named(names):
+            return {n: env[n] if n in env else derived(n) for n in names}
+
+        def derived(name):
+            if name not in self.shared:
+                return node.metas[self.shapes[name]][0]
+            function, names = self.shared[name]
+            env[name] = function(m, g, **named(names))
+            return env[name]
+
         moves = self.moves(node.attrs) if callable(self.moves) else self.moves
         for i, edge in enumerate(node.edges):
             if edge is None:
@@ -364,7 +380,7 @@ class Op:
             vjp, names = self.vjps[0 if self.variadic else i]
             if self.variadic:
                 env["i"] = i
-            gx = vjp(m, g, **{n: env[n] if n in env else node.metas[self.shapes[n]][0] for n in names})
+            gx = vjp(m, g, **named(names))
             if gx.shape != shape:
                 gx = m.sum_to(gx, shape)
             new = _is_new(gx, g, env) and not (create_graph or self.variadic)
@@ -385,6 +401,11 @@ class Op:
         """Let go of what `node` kept; a node that kept nothing can be walked again."""
         if node.saved:
             node.saved = FREED
+
+
+def _parameters(function):
+    """The names after m and g."""
+    return function.__code__.co_varnames[2 : function.__code__.co_argcount]
 
 
 def _is_new(gx, g, env):

@@ -22,7 +22,7 @@ class scaled_dot_product_attention:
     default. attn_mask broadcasts to (..., L, S): bool (True: may look) or float (added). is_causal: query i sees keys 0..i.
     dropout_p zeroes weights with that probability and scales the rest by 1 / (1 - dropout_p), in evaluation too.
     A row with nothing to look at gives 0. Products, mask and softmax are float32; weights are not kept but computed again
-    in backward. A float mask is an argument like others: autocast casts it to half, where -1e9 is -inf, so a row masked
+    in backward, once. A float mask is an argument like others: autocast casts it to half, where -1e9 is -inf, so a row masked
     with -1e9 throughout gives 0 there and the mean of value in float32, as in PyTorch.
     RuntimeError for shapes, dtypes or a dropout_p that don't fit, and for attn_mask together with is_causal.
     """
@@ -55,20 +55,25 @@ class scaled_dot_product_attention:
         weights = _weights(m, query, key, attn_mask, scale)
         return m.matmul(_dropped(m, weights, kept, factor), value)
 
-    def vjp_query(m, g, query, key, value, attn_mask, kept, scale, factor):
-        ds = _scores_grad(m, g, query, key, value, attn_mask, kept, scale, factor)
-        return m.matmul(ds, _wide(key)) * scale
+    def shared_weights(m, g, query, key, attn_mask, scale):
+        return _weights(m, query, key, attn_mask, scale)
 
-    def vjp_key(m, g, query, key, value, attn_mask, kept, scale, factor):
-        ds = _scores_grad(m, g, query, key, value, attn_mask, kept, scale, factor)
-        return m.matmul(m.mT(ds), _wide(query)) * scale
+    def shared_scores_grad(m, g, weights, value, kept, factor):
+        """The gradient that reaches the scores: through the product with value, the dropout and the softmax."""
+        dw = _dropped(m, m.matmul(_wide(g), m.mT(_wide(value))), kept, factor)
+        return weights * (dw - m.sum(dw * weights, -1, True))
 
-    def vjp_value(m, g, query, key, attn_mask, kept, scale, factor):
-        weights = _weights(m, query, key, attn_mask, scale)
+    def vjp_query(m, g, scores_grad, key, scale):
+        return m.matmul(scores_grad, _wide(key)) * scale
+
+    def vjp_key(m, g, scores_grad, query, scale):
+        return m.matmul(m.mT(scores_grad), _wide(query)) * scale
+
+    def vjp_value(m, g, weights, kept, factor):
         return m.matmul(m.mT(_dropped(m, weights, kept, factor)), _wide(g))
 
-    def vjp_attn_mask(m, g, query, key, value, attn_mask, kept, scale, factor):
-        return _scores_grad(m, g, query, key, value, attn_mask, kept, scale, factor)
+    def vjp_attn_mask(m, g, scores_grad):
+        return scores_grad
 
 
 def _wide(x):
@@ -91,13 +96,6 @@ def _weights(m, query, key, mask, scale):
 
 def _dropped(m, weights, kept, factor):
     return weights if kept is None else m.where(kept, weights * factor, 0.0)
-
-
-def _scores_grad(m, g, query, key, value, mask, kept, scale, factor):
-    """The gradient that reaches the scores: through the product with value, the dropout and the softmax."""
-    weights = _weights(m, query, key, mask, scale)
-    dw = _dropped(m, m.matmul(_wide(g), m.mT(_wide(value))), kept, factor)
-    return weights * (dw - m.sum(dw * weights, -1, True))
 
 
 def _check_dtypes(query, key, value, mask):

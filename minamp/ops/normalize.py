@@ -1,6 +1,6 @@
 """Normalisation: softmax, and the norms of layers. Statistics are float32 whatever the input is stored in.
 
-Nothing is kept for backward but the input (or, for softmax, the output): mean and variance are computed again there.
+Nothing is kept for backward but the input (or, for softmax, the output): mean and variance are computed again there, once.
 """
 
 import math
@@ -78,8 +78,9 @@ def _standardised(m, x, dims, eps):
     return centred * scale, scale
 
 
-def _standardised_vjp(m, g, xhat, scale, dims):
+def _standardised_vjp(m, g, standardised, dims):
     """The gradient that reaches x. Mean and scale depend on x too: hence the two terms that are taken away."""
+    xhat, scale = standardised
     return (g - m.mean(g, dims, True) - xhat * m.mean(g * xhat, dims, True)) * scale
 
 
@@ -115,12 +116,14 @@ class layer_norm:
         y = y if weight is None else y * weight
         return y if bias is None else y + bias
 
-    def vjp_x(m, g, x, weight, dims, eps):
-        xhat, scale = _standardised(m, x, dims, eps)
-        return _standardised_vjp(m, g if weight is None else g * weight, xhat, scale, dims)
+    def shared_standardised(m, g, x, dims, eps):
+        return _standardised(m, x, dims, eps)
 
-    def vjp_weight(m, g, x, dims, eps):
-        return g * _standardised(m, x, dims, eps)[0]
+    def vjp_x(m, g, standardised, weight, dims):
+        return _standardised_vjp(m, g if weight is None else g * weight, standardised, dims)
+
+    def vjp_weight(m, g, standardised):
+        return g * standardised[0]
 
     def vjp_bias(m, g):
         return g
@@ -145,14 +148,17 @@ class rms_norm:
         y = x * _rms_scale(m, x, dims, eps)
         return y if weight is None else y * weight
 
-    def vjp_x(m, g, x, weight, dims, eps):
+    def shared_scaled(m, g, x, dims, eps):
         scale = _rms_scale(m, x, dims, eps)
+        return x * scale, scale
+
+    def vjp_x(m, g, scaled, weight, dims):
+        xhat, scale = scaled
         g = g if weight is None else g * weight
-        xhat = x * scale
         return (g - xhat * m.mean(g * xhat, dims, True)) * scale
 
-    def vjp_weight(m, g, x, dims, eps):
-        return g * (x * _rms_scale(m, x, dims, eps))
+    def vjp_weight(m, g, scaled):
+        return g * scaled[0]
 
 
 def _rms_scale(m, x, dims, eps):
@@ -208,14 +214,15 @@ class group_norm:
         xhat, _ = _standardised(m, _grouped(m, x, groups), (2,), eps)
         return _affine(m, m.reshape(xhat, x.shape), weight, bias)
 
-    def vjp_x(m, g, x, weight, groups, eps):
-        xhat, scale = _standardised(m, _grouped(m, x, groups), (2,), eps)
-        g = _grouped(m, _affine(m, g, weight, None), groups)
-        return m.reshape(_standardised_vjp(m, g, xhat, scale, (2,)), x.shape)
+    def shared_standardised(m, g, x, groups, eps):
+        return _standardised(m, _grouped(m, x, groups), (2,), eps)
 
-    def vjp_weight(m, g, x, groups, eps):
-        xhat, _ = _standardised(m, _grouped(m, x, groups), (2,), eps)
-        return m.sum(g * m.reshape(xhat, x.shape), _over_channels(x.ndim))
+    def vjp_x(m, g, standardised, weight, x_shape, groups):
+        g = _grouped(m, _affine(m, g, weight, None), groups)
+        return m.reshape(_standardised_vjp(m, g, standardised, (2,)), x_shape)
+
+    def vjp_weight(m, g, standardised):
+        return m.sum(g * m.reshape(standardised[0], g.shape), _over_channels(g.ndim))
 
     def vjp_bias(m, g):
         return m.sum(g, _over_channels(g.ndim))
@@ -283,21 +290,22 @@ class batch_norm:
         scale = 1.0 / m.sqrt(var + eps)
         return _affine(m, (x - _column(m, mean, x.ndim)) * _column(m, scale, x.ndim), weight, bias)
 
-    def vjp_x(m, g, x, weight, mean, var, eps):
-        g = _affine(m, g, weight, None)
-        if mean is not None:
-            return g * _column(m, 1.0 / m.sqrt(var + eps), x.ndim)
-        dims = _over_channels(x.ndim)
-        xhat, scale = _standardised(m, x, dims, eps)
-        return _standardised_vjp(m, g, xhat, scale, dims)
-
-    def vjp_weight(m, g, x, mean, var, eps):
-        dims = _over_channels(x.ndim)
+    def shared_standardised(m, g, x, mean, var, eps):
         if mean is None:
-            xhat, _ = _standardised(m, x, dims, eps)
-        else:
-            xhat = (x - _column(m, mean, x.ndim)) * _column(m, 1.0 / m.sqrt(var + eps), x.ndim)
-        return m.sum(g * xhat, dims)
+            return _standardised(m, x, _over_channels(x.ndim), eps)
+        scale = _column(m, 1.0 / m.sqrt(var + eps), x.ndim)
+        return (x - _column(m, mean, x.ndim)) * scale, scale
+
+    def vjp_x(m, g, standardised, weight, mean):
+        g = _affine(m, g, weight, None)
+        return (
+            g * standardised[1]
+            if mean is not None
+            else _standardised_vjp(m, g, standardised, _over_channels(g.ndim))
+        )
+
+    def vjp_weight(m, g, standardised):
+        return m.sum(g * standardised[0], _over_channels(g.ndim))
 
     def vjp_bias(m, g):
         return m.sum(g, _over_channels(g.ndim))
