@@ -147,6 +147,11 @@ def described(node):
 FREED = object()
 
 
+def is_leaf(edge):
+    """Whether an edge leads to a tensor that wants a gradient and was made by no op."""
+    return edge is not None and edge.op is None
+
+
 def leaf_node(tensor):
     """The Node of a tensor that was not made by an op but wants a gradient."""
     return Node(None, None, (), (), None, tensor.dtype, leaf=tensor)

@@ -25,7 +25,7 @@ READ_NEXT = {
   minamp/autocast.py   act 1: where the cast policy is switched on; minamp/ops/ holds the policy of every op
   minamp/optim.py      act 2: master weights
   minamp/scaler.py     act 3: the dynamic loss scale, with the algorithm in its first lines
-  minamp/watch.py      the instruments used here: first_bad_op, histograms, memory
+  minamp/watch/        the instruments used here: first_bad_op, histograms, memory
   minamp/ops/naive.py  more ways to compute wrongly in half precision""",
     "detector": """Read next:
   minamp/demo/detector.py  the variants; training_step is the loop, recipe the end of it to copy

@@ -2,19 +2,7 @@
 
 from minamp.nn import functional, init, utils
 from minamp.nn.containers import ModuleList, Sequential
-from minamp.nn.layers import (
-    BatchNorm1d,
-    BatchNorm2d,
-    Conv1d,
-    Conv2d,
-    ConvTranspose2d,
-    Embedding,
-    GroupNorm,
-    LayerNorm,
-    Linear,
-    PReLU,
-    RMSNorm,
-)
+from minamp.nn.layers import Conv1d, Conv2d, ConvTranspose2d, Embedding, Linear, PReLU
 from minamp.nn.losses import (
     BCELoss,
     BCEWithLogitsLoss,
@@ -27,6 +15,7 @@ from minamp.nn.losses import (
     SmoothL1Loss,
 )
 from minamp.nn.module import Module, Parameter
+from minamp.nn.normalization import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, RMSNorm
 from minamp.nn.stateless import (
     ELU,
     GELU,

@@ -15,18 +15,14 @@ from minamp.ops.activations import (
 from minamp.ops.arrange import pad
 from minamp.ops.attention import scaled_dot_product_attention
 from minamp.ops.conv import conv1d, conv2d, conv_transpose2d
-from minamp.ops.indexing import embedding, one_hot
-from minamp.ops.loss import (
+from minamp.ops.cross_entropy import (
     binary_cross_entropy,
     binary_cross_entropy_with_logits,
     cross_entropy,
-    huber_loss,
-    kl_div,
-    l1_loss,
-    mse_loss,
     nll_loss,
-    smooth_l1_loss,
 )
+from minamp.ops.indexing import embedding, one_hot
+from minamp.ops.loss import huber_loss, kl_div, l1_loss, mse_loss, smooth_l1_loss
 from minamp.ops.matmul import linear
 from minamp.ops.norm import cosine_similarity, normalize
 from minamp.ops.normalize import batch_norm, group_norm, layer_norm, log_softmax, rms_norm, softmax

@@ -1,4 +1,4 @@
-"""Losses as modules; the arithmetic stands in minamp/ops/loss.py."""
+"""Losses as modules; the arithmetic stands in minamp/ops/loss.py and cross_entropy.py."""
 
 from minamp.nn import functional as F
 from minamp.nn.module import Module

@@ -7,6 +7,7 @@ from minamp.ops import (
     attention,
     compare,
     conv,
+    cross_entropy,
     einsum,
     elementwise,
     exponential,

@@ -5,14 +5,7 @@ import warnings
 
 import numpy as np
 
-from minamp import backends
-from minamp.formats import float32, float64, is_floating
-from minamp.op import BANNED, FP32, composite, op
-from minamp.ops.elementwise import neg, where
-from minamp.ops.normalize import log_softmax
-from minamp.ops.reduce import mean, sum
-from minamp.ops.shape import reshape
-from minamp.tensor import Tensor, same_device
+from minamp.op import FP32, op
 
 # --------------------------------------------------------------------------------------------------------------- reductions
 
@@ -20,7 +13,7 @@ from minamp.tensor import Tensor, same_device
 REDUCTIONS = ("mean", "sum", "none")
 
 
-def _check_reduction(name, reduction, allowed=REDUCTIONS):
+def check_reduction(name, reduction, allowed=REDUCTIONS):
     if reduction not in allowed:
         raise ValueError(
             f"{name}: reduction must be one of {', '.join(map(repr, allowed))}, got {reduction!r}"
@@ -38,14 +31,14 @@ def _check_shapes(name, input, target):
         )
 
 
-def _reduced(m, losses, reduction):
+def reduced(m, losses, reduction):
     if reduction == "none":
         return losses
     total = m.sum(losses)
     return total / losses.size if reduction == "mean" else total
 
 
-def _each(g, like, reduction):
+def each(g, like, reduction):
     """The gradient of every single loss, given that of the reduced one; `like` has the losses' shape."""
     return g * (1.0 / max(math.prod(like.shape), 1)) if reduction == "mean" else g
 
@@ -54,7 +47,7 @@ def _each(g, like, reduction):
 
 
 def _pair(name, input, target, reduction, allowed=REDUCTIONS, **attrs):
-    _check_reduction(name, reduction, allowed)
+    check_reduction(name, reduction, allowed)
     _check_shapes(name, input, target)
     return (input, target), {"reduction": reduction, **attrs}
 
@@ -68,15 +61,15 @@ class mse_loss:
 
     def forward(m, x, target, *, reduction):
         d = x - target
-        return _reduced(m, d * d, reduction)
+        return reduced(m, d * d, reduction)
 
     def vjp_x(m, g, x, target, reduction):
         d = x - target
-        return _each(g, d, reduction) * (2.0 * d)
+        return each(g, d, reduction) * (2.0 * d)
 
     def vjp_target(m, g, x, target, reduction):
         d = target - x
-        return _each(g, d, reduction) * (2.0 * d)
+        return each(g, d, reduction) * (2.0 * d)
 
 
 @op(policy=FP32, mixed="promote", ints="float")
@@ -87,15 +80,15 @@ class l1_loss:
         return _pair("l1_loss", input, target, reduction)
 
     def forward(m, x, target, *, reduction):
-        return _reduced(m, m.abs(x - target), reduction)
+        return reduced(m, m.abs(x - target), reduction)
 
     def vjp_x(m, g, x, target, reduction):
         d = x - target
-        return _each(g, d, reduction) * m.sign(d)
+        return each(g, d, reduction) * m.sign(d)
 
     def vjp_target(m, g, x, target, reduction):
         d = target - x
-        return _each(g, d, reduction) * m.sign(d)
+        return each(g, d, reduction) * m.sign(d)
 
 
 def _smooth_slope(m, d, beta):
@@ -116,15 +109,15 @@ class smooth_l1_loss:
 
     def forward(m, x, target, *, reduction, beta):
         d = m.abs(x - target)
-        return _reduced(m, m.where(d < beta, d * d * (0.5 / beta), d - 0.5 * beta) if beta else d, reduction)
+        return reduced(m, m.where(d < beta, d * d * (0.5 / beta), d - 0.5 * beta) if beta else d, reduction)
 
     def vjp_x(m, g, x, target, reduction, beta):
         d = x - target
-        return _each(g, d, reduction) * _smooth_slope(m, d, beta)
+        return each(g, d, reduction) * _smooth_slope(m, d, beta)
 
     def vjp_target(m, g, x, target, reduction, beta):
         d = target - x
-        return _each(g, d, reduction) * _smooth_slope(m, d, beta)
+        return each(g, d, reduction) * _smooth_slope(m, d, beta)
 
 
 def _huber_slope(m, d, delta):
@@ -145,15 +138,15 @@ class huber_loss:
 
     def forward(m, x, target, *, reduction, delta):
         d = m.abs(x - target)
-        return _reduced(m, m.where(d <= delta, 0.5 * d * d, delta * (d - 0.5 * delta)), reduction)
+        return reduced(m, m.where(d <= delta, 0.5 * d * d, delta * (d - 0.5 * delta)), reduction)
 
     def vjp_x(m, g, x, target, reduction, delta):
         d = x - target
-        return _each(g, d, reduction) * _huber_slope(m, d, delta)
+        return each(g, d, reduction) * _huber_slope(m, d, delta)
 
     def vjp_target(m, g, x, target, reduction, delta):
         d = target - x
-        return _each(g, d, reduction) * _huber_slope(m, d, delta)
+        return each(g, d, reduction) * _huber_slope(m, d, delta)
 
 
 @op(policy=FP32, mixed="promote")
@@ -184,7 +177,7 @@ class kl_div:
             losses = m.where(target == 0, m.zeros_like(target), target * m.log(target)) - target * x
         if reduction == "batchmean":
             return m.sum(losses) / x.shape[0]
-        return _reduced(m, losses, reduction)
+        return reduced(m, losses, reduction)
 
     def vjp_x(m, g, target, x_shape, target_shape, reduction, log_target):
         g = _kl_each(g, x_shape, target_shape, reduction)
@@ -205,219 +198,3 @@ def _kl_each(g, x_shape, target_shape, reduction):
         if reduction == "mean"
         else g
     )
-
-
-# --------------------------------------------------------------------------------------------------------------- of two classes
-
-
-def _check_same(name, input, target):
-    if input.shape != target.shape:
-        raise ValueError(
-            f"{name}: target {target.shape} must have the shape of input {input.shape}: reshape one of them"
-        )
-
-
-@op(policy=FP32, mixed="promote")
-class binary_cross_entropy_with_logits:
-    """-(t log s + (1 - t) log(1 - s)) with s = sigmoid(input), averaged, without ever rounding s to 0 or 1.
-
-    target in [0, 1], of input's shape (ValueError otherwise). weight multiplies every loss, pos_weight the term of the positives;
-    both broadcast against input. reduction: 'mean', 'sum', 'none'.
-    """
-
-    def call(input, target, weight=None, reduction="mean", pos_weight=None):
-        _check_reduction("binary_cross_entropy_with_logits", reduction)
-        _check_same("binary_cross_entropy_with_logits", input, target)
-        return (input, target, weight, pos_weight), {"reduction": reduction}
-
-    def forward(m, x, target, weight, pos_weight, *, reduction):
-        # -log s = log(1 + e**-x): at most e**0 is formed
-        minus_log = m.log1p(m.exp(-m.abs(x))) + m.maximum(-x, 0.0)
-        losses = (1.0 - target) * x + _positives(target, pos_weight) * minus_log
-        return _reduced(m, losses if weight is None else losses * weight, reduction)
-
-    def vjp_x(m, g, x, target, weight, pos_weight, reduction):
-        g = _each(g, x, reduction)
-        g = g if weight is None else g * weight
-        s = m.sigmoid(x)
-        return g * (
-            s - target if pos_weight is None else (1.0 - target) - _positives(target, pos_weight) * (1.0 - s)
-        )
-
-    def vjp_target(m, g, x, weight, pos_weight, reduction):
-        g = _each(g, x, reduction)
-        g = g if weight is None else g * weight
-        if pos_weight is None:
-            return -(g * x)
-        return g * ((pos_weight - 1.0) * (m.log1p(m.exp(-m.abs(x))) + m.maximum(-x, 0.0)) - x)
-
-
-def _positives(target, pos_weight):
-    return 1.0 if pos_weight is None else 1.0 + (pos_weight - 1.0) * target
-
-
-@op(
-    policy=BANNED,
-    banned_text=(
-        "binary_cross_entropy: unsafe in an autocast region, for a half sigmoid is exactly 0 or 1 from about 8.3 and 17.3 on and "
-        "its logarithm is lost: give the logits to binary_cross_entropy_with_logits, which is float32 here"
-    ),
-    mixed="promote",
-)
-class binary_cross_entropy:
-    """-(t log p + (1 - t) log(1 - p)) of probabilities p, averaged; logarithms stop at -100. Refused inside autocast.
-
-    input and target in [0, 1] and of one shape; weight broadcasts. RuntimeError for an input outside [0, 1] or nan.
-    """
-
-    def call(input, target, weight=None, reduction="mean"):
-        _check_reduction("binary_cross_entropy", reduction)
-        _check_same("binary_cross_entropy", input, target)
-        return (input, target, weight), {"reduction": reduction}
-
-    def forward(m, x, target, weight, *, reduction):
-        # on a GPU the check would wait for the device
-        if m.name == "cpu" and not ((x >= 0) & (x <= 1)).all():
-            raise RuntimeError(
-                "binary_cross_entropy: input must lie in [0, 1]: apply sigmoid, or use binary_cross_entropy_with_logits"
-            )
-        losses = -(target * m.maximum(m.log(x), -100.0) + (1.0 - target) * m.maximum(m.log1p(-x), -100.0))
-        return _reduced(m, losses if weight is None else losses * weight, reduction)
-
-    def vjp_x(m, g, x, target, weight, reduction):
-        g = _each(g, x, reduction)
-        g = g if weight is None else g * weight
-        return g * ((x - target) / m.maximum(x * (1.0 - x), 1e-12))  # finite at 0 and 1, as PyTorch
-
-    def vjp_target(m, g, x, weight, reduction):
-        g = _each(g, x, reduction)
-        g = g if weight is None else g * weight
-        return g * (m.maximum(m.log1p(-x), -100.0) - m.maximum(m.log(x), -100.0))
-
-
-# ----------------------------------------------------------------------------------------------------------------- of C classes
-
-
-def _class_dim(name, input, target):
-    """Where the classes lie: dimension 1 of (N, C, ...), 0 of (C,). Errors for ids that don't fit."""
-    dim = 0 if input.ndim == 1 else 1
-    if not input.ndim or target.shape != input.shape[:dim] + input.shape[dim + 1 :]:
-        raise ValueError(
-            f"{name}: target {target.shape} does not fit input {input.shape}: give one class id per row, (N,) for (N, C)"
-        )
-    if target.dtype.kind not in "iu":
-        raise RuntimeError(
-            f"{name}: target holds class ids and must be integer, this one is {target.dtype}: use target.long()"
-        )
-    return dim
-
-
-def _check_weight(name, input, weight, dim):
-    classes = input.shape[dim]
-    if weight is not None and weight.shape != (classes,):
-        raise RuntimeError(
-            f"{name}: weight has shape {weight.shape}, input {input.shape} has {classes} classes: give ({classes},)"
-        )
-
-
-@op(policy=FP32)
-class nll_loss:
-    """-input[target]: the negative log-likelihood of the right class, averaged with the classes' weights.
-
-    input (N, C), (N, C, d1, ...) or (C,): log-probabilities. target (N), (N, d1, ...) or (): class ids; those equal to
-    ignore_index count nothing. weight (C,) or None. reduction: 'mean' (nan where nothing counts), 'sum', 'none'.
-    IndexError for an id outside [0, C), ValueError for shapes, RuntimeError for a target that is not integer.
-    """
-
-    def call(input, target, weight=None, ignore_index=-100, reduction="mean"):
-        _check_reduction("nll_loss", reduction)
-        same_device("nll_loss", input=input, target=target, weight=weight)
-        dim = _class_dim("nll_loss", input, target)
-        _check_weight("nll_loss", input, weight, dim)
-        classes = input.shape[dim]
-        ids = target._data
-        kept = ids != ignore_index
-        if backends.of(ids).name == "cpu":  # on a GPU the check would wait for the device
-            wrong = ids[kept & ((ids < 0) | (ids >= classes))]
-            if wrong.size:
-                raise IndexError(
-                    f"nll_loss: class id {wrong[0]} is not in [0, {classes}): the input has {classes} classes"
-                )
-        # an ignored id reads class 0, and that counts 0
-        at = (ids * kept).reshape(ids.shape[:dim] + (1,) + ids.shape[dim:])
-        kept = Tensor(kept.reshape(at.shape).astype(input.dtype))
-        return (input, kept, weight), {"at": at, "dim": dim, "reduction": reduction}
-
-    def forward(m, x, kept, weight, *, at, dim, reduction):
-        shares = _shares(m, kept, weight, at)
-        losses = m.where(kept > 0, -m.gather(x, dim, at) * shares, m.zeros_like(kept))
-        if reduction == "none":
-            return m.reshape(losses, at.shape[:dim] + at.shape[dim + 1 :])
-        return m.sum(losses) / m.sum(shares) if reduction == "mean" else m.sum(losses)
-
-    def vjp_x(m, g, kept, weight, x_shape, at, dim, reduction):
-        shares = _shares(m, kept, weight, at)
-        if reduction == "none":
-            g = m.reshape(g, at.shape)
-        elif reduction == "mean":
-            g = (
-                g / m.mean(shares) * (1.0 / max(at.size, 1))
-            )  # as tensors of half a sum beyond 65504 would be inf
-        return m.gather_grad(-(g * shares), dim, at, x_shape)
-
-
-def _shares(m, kept, weight, at):
-    """How much each entry counts: its class's weight, 0 where it is ignored."""
-    return kept if weight is None else kept * m.index(weight, at)
-
-
-@composite
-def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0):
-    """nll_loss of log_softmax(input): the loss of a classifier that gives logits.
-
-    input (N, C), (N, C, d1, ...) or (C,): logits. target: class ids as in nll_loss, or probabilities of input's shape.
-    weight (C,). label_smoothing in [0, 1]: that share of every target is spread evenly (Szegedy et al., 2016, section 7).
-    reduction: 'mean', 'sum', 'none'. ValueError, RuntimeError and IndexError as in nll_loss.
-    """
-    _check_reduction("cross_entropy", reduction)
-    if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"cross_entropy: label_smoothing must lie in [0, 1], got {label_smoothing}")
-    same_device("cross_entropy", input=input, target=target, weight=weight)
-    dim = 0 if input.ndim == 1 else 1
-    if input.ndim and input.shape == target.shape and is_floating(target.dtype):
-        _check_weight("cross_entropy", input, weight, dim)
-        return _soft_cross_entropy(log_softmax(input, dim), target, weight, reduction, label_smoothing, dim)
-    _class_dim("cross_entropy", input, target)
-    logp = log_softmax(input, dim)
-    if not label_smoothing:
-        return nll_loss(logp, target, weight, ignore_index, reduction)
-    kept = target._data != ignore_index
-    hard = nll_loss(logp, target, weight, ignore_index, "none")
-    even = where(kept, neg(mean(_weighted(logp, weight, dim), dim)), 0.0)
-    losses = hard * (1.0 - label_smoothing) + even * label_smoothing
-    if reduction != "mean":
-        return losses if reduction == "none" else sum(losses)
-    if weight is not None:
-        kept = backends.widen(weight._data)[target._data * kept] * kept
-    return mean(losses) * _inverse_share(kept, losses.dtype == float64)
-
-
-@backends.quiet
-def _inverse_share(kept, double):
-    """How many entries there are for each that counts, 0-dim and on their device so that nobody waits; inf where none does."""
-    m = backends.of(kept)
-    counted = m.cast(m.asarray(m.sum(kept)), float64)
-    return m.asarray(m.cast(kept.size / counted, float64 if double else float32))
-
-
-def _soft_cross_entropy(logp, target, weight, reduction, label_smoothing, dim):
-    """cross_entropy against probabilities; the mean is over the rows, whatever the weights."""
-    if label_smoothing:
-        target = target * (1.0 - label_smoothing) + label_smoothing / target.shape[dim]
-    losses = neg(sum(_weighted(logp * target, weight, dim), dim))
-    return losses if reduction == "none" else mean(losses) if reduction == "mean" else sum(losses)
-
-
-def _weighted(x, weight, dim):
-    """x times the weight of its class."""
-    return x if weight is None else x * reshape(weight, (-1,) + (1,) * (x.ndim - 1 - dim))

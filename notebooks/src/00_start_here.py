@@ -403,7 +403,8 @@ assert 0.45 < mixed_bytes.total / full_bytes.total < 0.65
 # - [`minamp.autocast.autocast`](../minamp/autocast.py) is the region, [`minamp.policy.POLICIES`](../minamp/policy.py)
 #   what can be done to an operation inside it.
 # - [`minamp.scaler.GradScaler`](../minamp/scaler.py): its docstring is the whole algorithm.
-# - [`minamp.watch.first_bad_op`](../minamp/watch.py) and [`minamp.watch.saved_bytes`](../minamp/watch.py):
+# - [`minamp.watch.bad_op.first_bad_op`](../minamp/watch/bad_op.py) and
+#   [`minamp.watch.memory.saved_bytes`](../minamp/watch/memory.py):
 #   the instruments used here.
 # - [`minamp.demo.experiment.ARMS`](../minamp/demo/experiment.py): the three failures as one table; `make demo`
 #   runs them.

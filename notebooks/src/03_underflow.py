@@ -414,8 +414,8 @@ plt.show()
 #
 # ## Where it is in minamp, and where it comes from
 #
-# - [`minamp.watch.gradient_histograms`](../minamp/watch.py) and
-#   [`minamp.watch.tensor_stats`](../minamp/watch.py): count your own network's gradients.
+# - [`minamp.watch.numbers.gradient_histograms`](../minamp/watch/numbers.py) and
+#   [`minamp.watch.numbers.tensor_stats`](../minamp/watch/numbers.py): count your own network's gradients.
 # - [`minamp.scaler.GradScaler`](../minamp/scaler.py) scales; dividing happens in float32 in its `unscale_`.
 # - [`minamp.demo.experiment.deep_mlp`](../minamp/demo/experiment.py) is the deep network,
 #   [`minamp.demo.acts.act3`](../minamp/demo/acts.py) tells its story in a terminal (`make demo`).

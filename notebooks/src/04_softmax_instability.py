@@ -673,11 +673,11 @@ assert outcome[False][0] > 31 and outcome[False][2] < 1 and outcome[True][0] == 
 # - [`minamp.ops.normalize.softmax`](../minamp/ops/normalize.py),
 #   [`minamp.ops.normalize.log_softmax`](../minamp/ops/normalize.py) and
 #   [`minamp.ops.normalize.layer_norm`](../minamp/ops/normalize.py): shifted, statistics in float32.
-#   [`minamp.ops.loss.cross_entropy`](../minamp/ops/loss.py) stores no probability.
+#   [`minamp.ops.cross_entropy.cross_entropy`](../minamp/ops/cross_entropy.py) stores no probability.
 # - [`minamp.ops.naive.naive_half_layer_norm`](../minamp/ops/naive.py) and its neighbours are the formulas that fail, to be
 #   looked at only.
 # - [`minamp.ops.attention.scaled_dot_product_attention`](../minamp/ops/attention.py): masks.
-# - [`minamp.watch.first_bad_op`](../minamp/watch.py), [`minamp.watch.exp_limit`](../minamp/watch.py),
+# - [`minamp.watch.bad_op.first_bad_op`](../minamp/watch/bad_op.py), [`minamp.watch.bad_op.exp_limit`](../minamp/watch/bad_op.py),
 #   [`minamp.record.observe`](../minamp/record.py): looking inside a step.
 # - [`minamp.demo.acts.act1`](../minamp/demo/acts.py): this collapse, as `make demo` tells it.
 # - Micikevicius et al., [Mixed Precision Training](https://arxiv.org/abs/1710.03740), 2018, section 3.3: which

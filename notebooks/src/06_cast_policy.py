@@ -635,7 +635,8 @@ for function in (Product, Repaired):
 #   [`minamp.autocast.custom_fwd`](../minamp/autocast.py) and
 #   [`minamp.autocast.custom_bwd`](../minamp/autocast.py) the decorators.
 # - [`minamp.record.observe`](../minamp/record.py) shows every op that runs;
-#   [`minamp.watch.first_bad_op`](../minamp/watch.py) and [`minamp.watch.saved_bytes`](../minamp/watch.py) are
+#   [`minamp.watch.bad_op.first_bad_op`](../minamp/watch/bad_op.py) and
+#   [`minamp.watch.memory.saved_bytes`](../minamp/watch/memory.py) are
 #   built on it.
 # - Micikevicius et al., [Mixed Precision Training](https://arxiv.org/abs/1710.03740), 2018, section 3.3,
 #   sorts a network's arithmetic into products, reductions and pointwise ops, and says which precision each

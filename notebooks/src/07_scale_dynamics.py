@@ -687,7 +687,7 @@ assert caught == "unscale_"
 # - [`minamp.scaler.GradScaler`](../minamp/scaler.py): the rule in its first lines; `unscale_` is the sensor,
 #   `update` the controller, [`minamp.scaler.Stage`](../minamp/scaler.py) is what refuses a second step.
 # - [`minamp.evidence.Evidence`](../minamp/evidence.py) collects what the scaler says when it gives up, with
-#   [`minamp.watch.first_bad_op`](../minamp/watch.py).
+#   [`minamp.watch.bad_op.first_bad_op`](../minamp/watch/bad_op.py).
 # - [`minamp.nn.utils.clip_grad_norm_`](../minamp/nn/utils.py) clips, and knows nothing of scales.
 # - Micikevicius et al., [Mixed Precision Training](https://arxiv.org/abs/1710.03740), 2018, section 3.2: loss
 #   scaling, and skipping a step that overflows. Zhang et al., [OPT](https://arxiv.org/abs/2205.01068), 2022,

@@ -908,7 +908,7 @@ assert sum(verdict == "true" for _, verdict in BOARD.values()) < 3
 # ## Where it is in minamp, and where it comes from
 #
 # - [`minamp.formats.cast`](../minamp/formats.py): (a). [`minamp.record.observe`](../minamp/record.py): how (c)
-#   looks over the engine's shoulder. [`minamp.watch.saved_bytes`](../minamp/watch.py): (j).
+#   looks over the engine's shoulder. [`minamp.watch.memory.saved_bytes`](../minamp/watch/memory.py): (j).
 # - [`minamp.autocast.autocast`](../minamp/autocast.py) with its cache,
 #   [`minamp.policy.POLICIES`](../minamp/policy.py), and the declaration of
 #   [`minamp.ops.matmul.matmul`](../minamp/ops/matmul.py): (b) to (d), (f), (n), (q).
