@@ -474,6 +474,8 @@ class Tensor:
 
     # -- the ops. One line each: which op (and in which file of minamp/ops/ it is declared).
 
+    # cast.py
+    clone = _method("clone")
     # elementwise.py
     __add__, __radd__ = _binary("add"), _reflected("add")
     __sub__, __rsub__ = _binary("sub"), _reflected("sub")
@@ -485,7 +487,7 @@ class Tensor:
     __imul__ = mul_ = _inplace("mul")
     __itruediv__ = div_ = _inplace("div")
     add, sub, mul, div, neg = (_method(n) for n in ("add", "sub", "mul", "div", "neg"))
-    abs, sign, clamp, clone = (_method(n) for n in ("abs", "sign", "clamp", "clone"))
+    abs, sign, clamp = (_method(n) for n in ("abs", "sign", "clamp"))
     addcmul, addcdiv, maximum, minimum = (_method(n) for n in ("addcmul", "addcdiv", "maximum", "minimum"))
     round, floor, ceil = (_method(n) for n in ("round", "floor", "ceil"))
     neg_, clamp_, addcmul_, addcdiv_ = (_inplace(n) for n in ("neg", "clamp", "addcmul", "addcdiv"))
@@ -510,7 +512,9 @@ class Tensor:
     tanh_, sigmoid_, relu_ = (_inplace(n) for n in ("tanh", "sigmoid", "relu"))
     # matmul.py
     __matmul__, __rmatmul__ = _method("matmul"), _reflected("matmul")
-    matmul, mm, bmm, mv = (_method(n) for n in ("matmul", "mm", "bmm", "mv"))
+    matmul = _method("matmul")
+    # products.py
+    mm, bmm, mv = (_method(n) for n in ("mm", "bmm", "mv"))
     dot, vdot, outer = (_method(n) for n in ("dot", "vdot", "outer"))
     addmm, baddbmm, addmv = (_method(n) for n in ("addmm", "baddbmm", "addmv"))
     addmm_, baddbmm_, addmv_ = (_inplace(n) for n in ("addmm", "baddbmm", "addmv"))
@@ -520,8 +524,9 @@ class Tensor:
     equal, allclose = _method("equal"), _method("allclose")
     # indexing.py
     index_put, index_select, masked_fill = (_method(n) for n in ("index_put", "index_select", "masked_fill"))
-    gather, scatter, scatter_add = (_method(n) for n in ("gather", "scatter", "scatter_add"))
     index_put_, masked_fill_ = _inplace("index_put"), _inplace("masked_fill")
+    # scatter.py
+    gather, scatter, scatter_add = (_method(n) for n in ("gather", "scatter", "scatter_add"))
     scatter_, scatter_add_ = _inplace("scatter"), _inplace("scatter_add")
     # arrange.py
     topk, sort, argsort = (_method(n) for n in ("topk", "sort", "argsort"))

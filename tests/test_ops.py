@@ -210,7 +210,17 @@ def test_gradients(name, function, arrays, order):
 
 def test_every_gradient_has_a_line():
     families = {
-        f"minamp.ops.{f}" for f in ("elementwise", "exponential", "reduce", "shape", "normalize", "loss")
+        f"minamp.ops.{f}"
+        for f in (
+            "cast",
+            "elementwise",
+            "exponential",
+            "reduce",
+            "shape",
+            "normalize",
+            "loss",
+            "cross_entropy",
+        )
     }
     declared = {n for n, o in OPS.items() if isinstance(o, Op) and o.__module__ in families and any(o.vjps)}
     assert declared - {p.values[0] for p in LINES} == set()

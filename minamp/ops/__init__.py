@@ -5,6 +5,7 @@ from minamp.ops import (
     activations,
     arrange,
     attention,
+    cast,
     compare,
     conv,
     cross_entropy,
@@ -18,8 +19,10 @@ from minamp.ops import (
     norm,
     normalize,
     pool,
+    products,
     reduce,
     scan,
+    scatter,
     shape,
     upsample,
 )

@@ -5,7 +5,8 @@ from collections import namedtuple
 import numpy as np
 
 from minamp.op import NOT_LISTED, composite, op
-from minamp.ops.indexing import gather, index, number_in
+from minamp.ops.indexing import index, number_in
+from minamp.ops.scatter import gather
 from minamp.ops.shape import dim_of
 
 # ------------------------------------------------------------------------------------------------------------------- orders

@@ -5,7 +5,7 @@ from collections import namedtuple
 
 from minamp.op import FP32_SET_OPT_DTYPE, NOT_LISTED, composite, op
 from minamp.ops.elementwise import maximum, minimum, neg
-from minamp.ops.indexing import gather
+from minamp.ops.scatter import gather
 from minamp.ops.shape import squeeze
 from minamp.tensor import Tensor
 

@@ -480,7 +480,7 @@ plt.show()
 # - [`minamp.record.run_backward`](../minamp/record.py) is the walk, [`minamp.record.Node`](../minamp/record.py)
 #   an entry of the record, [`minamp.record.observe`](../minamp/record.py) looks over its shoulder.
 # - [`minamp.op.Op`](../minamp/op.py): widening, rounding once, and calling the vjps;
-#   [`minamp.ops.elementwise.to`](../minamp/ops/elementwise.py) is the cast.
+#   [`minamp.ops.cast.to`](../minamp/ops/cast.py) is the cast.
 # - [`minamp.autograd.check_grads`](../minamp/autograd.py) and
 #   [`minamp.autograd.naive_half_accumulation`](../minamp/autograd.py).
 # - [Differences from PyTorch](pages/differences.md) has the 2048 + 1.
