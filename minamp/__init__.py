@@ -47,10 +47,10 @@ from minamp.create import (
 from minamp.debug import debug
 from minamp.formats import bfloat16, float8_e4m3fn, float8_e5m2, float16, float32, float64
 from minamp.formats import format_of as finfo
+from minamp.methods import OPS as _OPS
 from minamp.promotion import result_type
 from minamp.record import enable_grad, inference_mode, is_grad_enabled, no_grad, set_grad_enabled
 from minamp.scaler import GradScaler
-from minamp.tensor import OPS as _OPS
 from minamp.tensor import Tensor, as_tensor, is_tensor, tensor
 
 half, float, double = float16, float32, float64

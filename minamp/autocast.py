@@ -14,8 +14,9 @@ import numpy as np
 from minamp.announce import announced
 from minamp.backends import device_type as check_device
 from minamp.formats import bfloat16, float16, float32, is_half
+from minamp.methods import OPS
 from minamp.record import enable_grad, grad_mode
-from minamp.tensor import OPS, Tensor
+from minamp.tensor import Tensor
 
 
 class _State(threading.local):

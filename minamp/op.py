@@ -28,6 +28,7 @@ from minamp.formats import (
     is_floating,
     is_half,
 )
+from minamp.methods import OPS
 from minamp.policy import (  # noqa: F401  declarations take them from here
     BANNED,
     FP32,
@@ -40,7 +41,7 @@ from minamp.policy import (  # noqa: F401  declarations take them from here
 )
 from minamp.promotion import result_type
 from minamp.record import FREED, Node, grad_mode, observers
-from minamp.tensor import OPS, Tensor, same_device
+from minamp.tensor import Tensor, same_device
 
 
 def op(

@@ -1,8 +1,4 @@
-"""Tensor = data + grad + how it was made.
-
-Every operator and method below that computes is one op, found by its name in `OPS`: `+` is OPS["add"], declared in
-minamp/ops/elementwise.py.
-"""
+"""Tensor = data + grad + how it was made. Its operators and methods that are ops stand in methods.py."""
 
 import weakref
 
@@ -12,53 +8,11 @@ from minamp import backends
 from minamp.announce import announced
 from minamp.backends import host
 from minamp.formats import bfloat16, float16, float32, float64, is_floating, is_half, widen
+from minamp.methods import OPS, Methods
 from minamp.record import grad_mode, leaf_node, run_backward
 
-OPS = {}  # every op, and every function made of ops, by its name; @op and @composite in minamp/op.py fill it
 
-
-def _method(name):
-    """The Tensor method that is the op `name`, declared with @op in minamp/ops/."""
-
-    def method(self, *args, **kwargs):
-        return OPS[name](self, *args, **kwargs)
-
-    method.__name__ = method.__qualname__ = name
-    method.__doc__ = f"The op `{name}`, see minamp.{name}."
-    return method
-
-
-def _binary(name):
-    """An operator's method: one argument, so half a call's overhead of _method's (0.2 us)."""
-
-    def method(self, other):
-        return OPS[name](self, other)
-
-    return method
-
-
-def _reflected(name):
-    def method(self, other):
-        return OPS[name](other, self)
-
-    return method
-
-
-def _inplace(name):
-    """x.op_(...): the op's result is written into x's memory. Never autocast, as in PyTorch."""
-
-    def method(self, *args, **kwargs):
-        self._write(OPS[name].plain(self, *args, **kwargs), name + "_")
-        return self
-
-    method.__name__ = method.__qualname__ = name + "_"
-    method.__doc__ = (
-        f"In-place `{name}`: writes into this tensor's memory, keeps its dtype, is never autocast."
-    )
-    return method
-
-
-class Tensor:
+class Tensor(Methods):
     """An array (`data`) that can remember how it was made and carry a gradient (`grad`, a Tensor).
 
     data: NumPy array, wrapped without a copy (use minamp.tensor to copy). requires_grad needs a floating dtype.
@@ -471,81 +425,6 @@ class Tensor:
 
     def __getitem__(self, key):
         return OPS["index"](self, key)
-
-    # -- the ops. One line each: which op (and in which file of minamp/ops/ it is declared).
-
-    # cast.py
-    clone = _method("clone")
-    # elementwise.py
-    __add__, __radd__ = _binary("add"), _reflected("add")
-    __sub__, __rsub__ = _binary("sub"), _reflected("sub")
-    __mul__, __rmul__ = _binary("mul"), _reflected("mul")
-    __truediv__, __rtruediv__ = _binary("div"), lambda self, other: OPS["reciprocal"](self) * other
-    __neg__, __abs__ = _method("neg"), _method("abs")
-    __iadd__ = add_ = _inplace("add")
-    __isub__ = sub_ = _inplace("sub")
-    __imul__ = mul_ = _inplace("mul")
-    __itruediv__ = div_ = _inplace("div")
-    add, sub, mul, div, neg = (_method(n) for n in ("add", "sub", "mul", "div", "neg"))
-    abs, sign, clamp = (_method(n) for n in ("abs", "sign", "clamp"))
-    addcmul, addcdiv, maximum, minimum = (_method(n) for n in ("addcmul", "addcdiv", "maximum", "minimum"))
-    round, floor, ceil = (_method(n) for n in ("round", "floor", "ceil"))
-    neg_, clamp_, addcmul_, addcdiv_ = (_inplace(n) for n in ("neg", "clamp", "addcmul", "addcdiv"))
-    # exponential.py
-    __pow__, __rpow__ = _method("pow"), _reflected("pow")
-    __ipow__ = pow_ = _inplace("pow")
-    pow, square, sqrt, rsqrt, reciprocal = (
-        _method(n) for n in ("pow", "square", "sqrt", "rsqrt", "reciprocal")
-    )
-    exp, expm1, log, log1p = (_method(n) for n in ("exp", "expm1", "log", "log1p"))
-    log2, log10, sin, cos = (_method(n) for n in ("log2", "log10", "sin", "cos"))
-    exp_, sqrt_, square_ = (_inplace(n) for n in ("exp", "sqrt", "square"))
-    # compare.py
-    __eq__, __ne__ = _method("eq"), _method("ne")
-    __lt__, __le__, __gt__, __ge__ = _method("lt"), _method("le"), _method("gt"), _method("ge")
-    __and__, __or__, __xor__ = _method("bitwise_and"), _method("bitwise_or"), _method("bitwise_xor")
-    __invert__ = _method("bitwise_not")
-    eq, ne, lt, le, gt, ge = (_method(n) for n in ("eq", "ne", "lt", "le", "gt", "ge"))
-    isfinite, isnan, isinf = (_method(n) for n in ("isfinite", "isnan", "isinf"))
-    # activations.py
-    tanh, sigmoid, relu, prelu, erf = (_method(n) for n in ("tanh", "sigmoid", "relu", "prelu", "erf"))
-    tanh_, sigmoid_, relu_ = (_inplace(n) for n in ("tanh", "sigmoid", "relu"))
-    # matmul.py
-    __matmul__, __rmatmul__ = _method("matmul"), _reflected("matmul")
-    matmul = _method("matmul")
-    # products.py
-    mm, bmm, mv = (_method(n) for n in ("mm", "bmm", "mv"))
-    dot, vdot, outer = (_method(n) for n in ("dot", "vdot", "outer"))
-    addmm, baddbmm, addmv = (_method(n) for n in ("addmm", "baddbmm", "addmv"))
-    addmm_, baddbmm_, addmv_ = (_inplace(n) for n in ("addmm", "baddbmm", "addmv"))
-    # reduce.py
-    sum, mean, var, max, min, argmax = (_method(n) for n in ("sum", "mean", "var", "max", "min", "argmax"))
-    amax, amin, argmin, all, any = (_method(n) for n in ("amax", "amin", "argmin", "all", "any"))
-    equal, allclose = _method("equal"), _method("allclose")
-    # indexing.py
-    index_put, index_select, masked_fill = (_method(n) for n in ("index_put", "index_select", "masked_fill"))
-    index_put_, masked_fill_ = _inplace("index_put"), _inplace("masked_fill")
-    # scatter.py
-    gather, scatter, scatter_add = (_method(n) for n in ("gather", "scatter", "scatter_add"))
-    scatter_, scatter_add_ = _inplace("scatter"), _inplace("scatter_add")
-    # arrange.py
-    topk, sort, argsort = (_method(n) for n in ("topk", "sort", "argsort"))
-    tril, triu, flip = (_method(n) for n in ("tril", "triu", "flip"))
-    split, chunk, unbind = (_method(n) for n in ("split", "chunk", "unbind"))
-    # scan.py
-    cumsum, cumprod, prod = (_method(n) for n in ("cumsum", "cumprod", "prod"))
-    # norm.py
-    norm, logsumexp, std = (_method(n) for n in ("norm", "logsumexp", "std"))
-    # normalize.py
-    softmax, log_softmax = _method("softmax"), _method("log_softmax")
-    # shape.py
-    reshape, transpose, permute, flatten = (
-        _method(n) for n in ("reshape", "transpose", "permute", "flatten")
-    )
-    view, expand, squeeze, unsqueeze, t = (
-        _method(n) for n in ("view", "expand", "squeeze", "unsqueeze", "t")
-    )
-    repeat = _method("repeat")
 
 
 class _HookHandle:

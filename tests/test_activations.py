@@ -9,9 +9,10 @@ import minamp
 from minamp import bfloat16, float16, float32, float64, tensor
 from minamp.autograd import check_grads, grad
 from minamp.formats import cast, format_of, ulp, widen
+from minamp.methods import OPS
 from minamp.nn import functional as F
 from minamp.op import Op
-from minamp.tensor import OPS, Tensor
+from minamp.tensor import Tensor
 
 OP = type("Ops", (), {"__getattr__": lambda self, name: OPS[name]})()
 _rng = np.random.default_rng(5)

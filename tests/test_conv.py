@@ -9,7 +9,8 @@ import minamp
 from minamp.autograd import check_grads
 from minamp.backends import conv as backend
 from minamp.formats import bfloat16, cast, float16, float32, widen
-from minamp.tensor import OPS, Tensor
+from minamp.methods import OPS
+from minamp.tensor import Tensor
 
 conv2d, conv1d, conv_transpose2d = OPS["conv2d"], OPS["conv1d"], OPS["conv_transpose2d"]
 max_pool2d, avg_pool2d = OPS["max_pool2d"], OPS["avg_pool2d"]

@@ -8,8 +8,9 @@ import pytest
 import minamp
 from minamp import bfloat16, float16, float32, tensor
 from minamp.formats import cast, round_to, widen
+from minamp.methods import OPS
 from minamp.record import observers
-from minamp.tensor import OPS, Tensor
+from minamp.tensor import Tensor
 
 HALF = [float16, bfloat16]
 

@@ -9,7 +9,8 @@ import minamp
 import minamp.nn.functional as F
 from minamp import bfloat16, float16, float32, tensor
 from minamp.autograd import check_grads
-from minamp.tensor import OPS, Tensor
+from minamp.methods import OPS
+from minamp.tensor import Tensor
 
 _rng = np.random.default_rng(3)
 EDGES = [

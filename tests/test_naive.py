@@ -7,8 +7,8 @@ import minamp
 from minamp import bfloat16, float16, float32, tensor
 from minamp.autograd import check_grads
 from minamp.formats import widen
+from minamp.methods import OPS
 from minamp.record import observers
-from minamp.tensor import OPS
 
 NAMES = ("naive_half_sum", "naive_half_softmax", "naive_half_cross_entropy", "naive_half_layer_norm")
 naive_sum, naive_softmax, naive_cross_entropy, naive_layer_norm = (OPS[n] for n in NAMES)

@@ -9,7 +9,7 @@ import minamp
 import minamp.nn.functional as F
 from minamp import bfloat16, float16, float32, float64, linalg, tensor
 from minamp.autograd import check_grads
-from minamp.tensor import OPS
+from minamp.methods import OPS
 
 _rng = np.random.default_rng(11)
 INF = math.inf

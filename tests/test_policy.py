@@ -7,6 +7,7 @@ import pytest
 
 import minamp
 from minamp import bfloat16, float16, float32, float64, tensor
+from minamp.methods import OPS
 from minamp.op import (
     BANNED,
     FP32,
@@ -18,7 +19,7 @@ from minamp.op import (
     PROMOTE,
     Op,
 )
-from minamp.tensor import OPS, Tensor
+from minamp.tensor import Tensor
 
 # The CUDA lists of PyTorch, as far as minamp has the ops. Everything that is not here must be NOT_LISTED.
 LISTED = {

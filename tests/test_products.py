@@ -8,8 +8,9 @@ import pytest
 import minamp
 from minamp import bfloat16, float16, float32, float64, tensor
 from minamp.autograd import check_grads
+from minamp.methods import OPS
 from minamp.op import Op
-from minamp.tensor import OPS, Tensor
+from minamp.tensor import Tensor
 
 OP = type("Ops", (), {"__getattr__": lambda self, name: OPS[name]})()
 _rng = np.random.default_rng(11)

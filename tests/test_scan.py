@@ -9,7 +9,8 @@ import pytest
 import minamp
 from minamp import bfloat16, float16, float32, float64, tensor
 from minamp.autograd import check_grads
-from minamp.tensor import OPS, Tensor
+from minamp.methods import OPS
+from minamp.tensor import Tensor
 
 _rng = np.random.default_rng(5)
 ZEROS = np.array([[0.0, 1.5, -0.5], [0.0, 0.0, 2.0], [0.7, -1.2, 0.4]])  # columns with two, one and no zeros

@@ -11,7 +11,8 @@ import pytest
 import minamp
 from minamp import bfloat16, float16, float32, float64, tensor
 from minamp.autograd import grad
-from minamp.tensor import OPS, Tensor
+from minamp.methods import OPS
+from minamp.tensor import Tensor
 
 
 def leaf(*values, dtype=float32):

@@ -7,7 +7,7 @@ import minamp
 import minamp.nn.functional as F
 from minamp import bfloat16, float16, float32, float64, tensor
 from minamp.autograd import check_grads
-from minamp.tensor import OPS
+from minamp.methods import OPS
 
 _rng = np.random.default_rng(13)
 MODES = [

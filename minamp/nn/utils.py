@@ -8,7 +8,8 @@ import numpy as np
 from minamp import backends
 from minamp.announce import announced
 from minamp.formats import float32
-from minamp.tensor import OPS, Tensor
+from minamp.methods import OPS
+from minamp.tensor import Tensor
 
 
 def _gradients(name, parameters):

@@ -3,8 +3,8 @@
 import contextlib
 
 import minamp
+from minamp.methods import OPS
 from minamp.record import observe
-from minamp.tensor import OPS
 
 
 class Kit:

@@ -20,7 +20,8 @@ import training_cases
 
 import minamp
 from minamp.formats import bfloat16, cast, float16
-from minamp.tensor import OPS, Tensor
+from minamp.methods import OPS
+from minamp.tensor import Tensor
 
 GOLDENS = pathlib.Path(__file__).parent / "goldens"
 
