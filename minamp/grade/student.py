@@ -150,7 +150,7 @@ class StudentSide:
     def _ending(self):
         """How the group's child ended: asked of the worker, which may be gone too or lie."""
         try:
-            self._process.channel.settimeout(0.5)
+            self._process.channel.settimeout(2.0)  # it answers at once, but a busy machine may let it wait
             self._process.channel.sendall(b"w")
             (code,) = struct.unpack("<i", self._process.channel.recv(4))
             return signal.Signals(-code).name if code < 0 else f"exit code {code}"

@@ -49,7 +49,7 @@ def main(control, memory, cpu, site):
     while True:
         order, passed, *_ = socket.recv_fds(control, 1, 1)
         if order == b"w":
-            control.sendall(struct.pack("<i", ended(child, patience=0.2)))
+            control.sendall(struct.pack("<i", ended(child, patience=1.0)))
             child = 0
             continue
         ended(child)
