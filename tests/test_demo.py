@@ -12,7 +12,7 @@ import pytest
 import minamp
 from minamp.data import digits
 from minamp.demo import acts, experiment, figures
-from minamp.demo.__main__ import main
+from minamp.demo.__main__ import main, parse
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +162,17 @@ def test_ctrl_c(tmp_path, capsys, monkeypatch):
     )
     assert capsys.readouterr().err.strip() == "stopped"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_only_the_readmes_run_writes_the_readmes_figures():
+    folders = {" ".join(a): str(parse(a).figures) for a in ([], ["--act", "1"], ["--quick"], ["--seed", "3"])}
+    assert folders == {
+        "": "figures",
+        "--act 1": "figures",
+        "--quick": "build/figures",
+        "--seed 3": "build/figures",
+    }
+    assert str(parse(["--quick", "--figures", "mine"]).figures) == "mine"
 
 
 def test_the_module_runs_and_imports_nothing_heavy():

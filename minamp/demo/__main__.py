@@ -94,9 +94,8 @@ def parse(argv):
     parser.add_argument(
         "--figures",
         type=Path,
-        default=Path("figures"),
         metavar="DIR",
-        help="where figures go (default figures)",
+        help="where figures go (default figures; build/figures with --quick or another seed)",
     )
     options = parser.parse_args(argv)
     if options.seed < 0:
@@ -107,6 +106,8 @@ def parse(argv):
         )
     if options.act and options.story:
         parser.error(f"argument --act: {options.story} has no acts")
+    if options.figures is None:  # those in figures/ are the README's, drawn by the run that it shows
+        options.figures = Path("build/figures" if options.quick or options.seed else "figures")
     if options.story == "mpi":
         if options.device == "cuda":
             parser.error("argument --device: the processes of mpi run on the CPU")
