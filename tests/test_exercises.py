@@ -51,6 +51,25 @@ def test_a_wrong_answer_loses_what_it_should(name, task, wrong):
     assert wrong.loses and {mark.id for mark in marks if mark.points < mark.of} == set(wrong.loses)
 
 
+@pytest.mark.parametrize(
+    "loop, settings",
+    [
+        ("mended_clipped", {"lr": 0.1, "init_scale": 1000.0, "max_norm": 0.3}),
+        ("mended_tempered", {"lr": 1e-3, "temperature": 0.1}),
+    ],
+)
+def test_ex6_trains_the_same_with_settings_of_numpys_float64(loop, settings):
+    names = {}
+    for cell in EXERCISES["ex6_mend"].of("given", "answer"):
+        with np.errstate():  # a given cell sets it
+            exec(cell.source, names)
+    weights, batches, _ = names["problem"](np.random.default_rng(0), **settings)
+    wide = {name: np.float64(value) for name, value in settings.items()}
+    run, same = (names[loop](weights, batches, **given) for given in (settings, wide))
+    assert run["losses"] == same["losses"]
+    assert all(np.array_equal(a, b) for a, b in zip(run["weights"], same["weights"], strict=True))
+
+
 def test_marking_leaves_numpys_settings_as_they_were():
     before = np.geterr()
     local.marks(EXERCISES["ex6_mend"])

@@ -38,7 +38,8 @@ class Tensor:
     def __init__(self, data, parents=()):
         self.data, self.parents, self.grad = data, parents, None
 
-    def __mul__(self, factor):  # by a Python float: the format stays what it is
+    def __mul__(self, factor):
+        factor = float(factor)  # NumPy's float64 would turn the format into float64
         return Tensor(self.data * factor, ((self, lambda g: g * factor),))
 
     def __truediv__(self, divisor):
@@ -104,7 +105,7 @@ class SGD:
     """SGD with momentum 0.9, in float32; a new weight is rounded to its own format."""
 
     def __init__(self, parameters, lr):
-        self.parameters, self.lr = list(parameters), lr
+        self.parameters, self.lr = list(parameters), float(lr)
         self.momenta = [np.zeros(p.data.shape, np.float32) for p in self.parameters]
 
     def zero_grad(self):
@@ -124,7 +125,7 @@ def grad_norm(parameters):
 
 def clip_grad_norm_(parameters, max_norm):
     """Shrink the gradients to a norm of max_norm, if it is larger."""
-    factor = min(1.0, max_norm / (grad_norm(parameters) + 1e-6))
+    factor = float(min(1.0, max_norm / (grad_norm(parameters) + 1e-6)))
     for p in parameters:
         p.grad = p.grad * factor
 
@@ -173,7 +174,7 @@ class GradScaler:
         return {"now": self.now, "good": self.good}
 
     def load_state_dict(self, state):
-        self.now, self.good = state["now"], state["good"]
+        self.now, self.good = float(state["now"]), state["good"]
 
 
 def report(weights, trace):
