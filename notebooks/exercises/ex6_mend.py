@@ -195,7 +195,7 @@ def report(weights, trace):
 # 0.001 or so.
 #
 # You need not read this cell, only use it: `problem(rng, **settings)` gives weights and batches to try a loop on, and what the twin
-# makes of them; the `check_...` functions are those of the tests.
+# makes of them; `drawn(rng)` gives settings from wide ranges, three at a time; the `check_...` functions are those of the tests.
 
 # %% nbgrader={"grade": false, "grade_id": "instruments", "locked": true, "schema_version": 3, "solution": false, "task": false}
 rng = np.random.default_rng(0)
@@ -277,6 +277,26 @@ def problem(rng, steps=6, rows=16, faint=False, least=3, **settings):
     raise AssertionError(f"with these settings even a healthy loop makes fewer than {least} of {steps} steps")
 
 
+def drawn(rng, *more):
+    """Three dicts of settings from wide ranges: each setting is once low, once high and once between, in any order.
+
+    Each dict holds the three settings of every loop, and those named in `more`: "temperature", "parts", "max_norm". The lower
+    the temperature, the larger the gradients, and so lr and scale are lower too.
+    """
+    t = 2.0 ** -rng.permutation(rng.integers([0, 1, 4], [1, 4, 7])) if "temperature" in more else np.ones(3)
+    settings = {
+        "lr": 10 ** rng.permutation(rng.uniform([-2.5, -2, -1.5], [-2, -1.5, -1])) * t**2,
+        "init_scale": np.maximum(1, 2.0 ** rng.permutation(rng.integers([0, 6, 19], [6, 17, 21])) * t),
+        "growth_interval": rng.permutation([1, rng.integers(2, 5), 2000]),
+        "temperature": t,
+        "parts": 2 ** rng.permutation(rng.integers([0, 1, 3], [1, 3, 5])),
+        "max_norm": 10 ** rng.permutation(rng.uniform([-1, -0.5, 0], [-0.5, 0, 1])),
+    }
+    names = (*PLAIN, *more)
+    columns = [settings[name].tolist() for name in names]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
 def apart(run, truth):
     """How far the weights of a run are from its twin's, as a share of the way that the twin went: the worst of the four arrays."""
     pairs = zip(run["weights"], truth["weights"], truth["start"], strict=True)
@@ -322,7 +342,7 @@ def check_half(run, weights, batches, parts=1, temperature=1.0):
     assert error < 1e-6, f"the first loss is {error:.1g} off: was the network computed in float16?"
 
 
-def check_trains(loop, rng, steps=6, faint=False, groups=ONE, **settings):
+def check_trains(loop, rng, steps=9, faint=False, groups=ONE, **settings):
     """Assert that a loop does on a new problem what its twin does; lr is drawn, unless it is given. Returns all that was seen."""
     settings = {"lr": rng.uniform(0.05, 0.2)} | settings
     rows = int(rng.choice([16, 32]))
@@ -383,7 +403,8 @@ def check_convicts(loop, settings, rng, names, groups=ONE):
 #
 # **Mend it** (4 and 3 points). Below each broken loop stands a copy of it, for you to change; the original stays, for comparison. A
 # mended loop has the same arguments and the same report, and does what the twin does, whatever the settings: in float16, with a
-# scaler that follows its rule. Four points if the fault is gone, three more if nothing else went with it.
+# scaler that follows its rule. Four points if the fault is gone, three more if nothing else went with it. The tests draw settings from
+# wide ranges, so they tell you that there is a fault, and not under which settings.
 #
 # **Convict it** (4 points). Name settings under which the fault shows, as a dict. On most of five problems, the broken loop has to be more
 # than 0.25 apart from its twin, and no excuse may be left: a healthy loop has to make at least three of the six steps. Settings that you
@@ -454,18 +475,20 @@ def mended_plain(weights, batches, *, lr=0.1, init_scale=1024.0, growth_interval
 
 
 # %% nbgrader={"grade": true, "grade_id": "plain_trains", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
-check_trains(mended_plain, rng, init_scale=2.0**20)
+for settings in drawn(rng):
+    check_trains(mended_plain, rng, **settings)
 
 ### BEGIN HIDDEN TESTS
-for scale, interval in ((2.0**20, 2000), (1.0, 2000), (4.0, 2), (2.0**19, 3)):
+for scale, interval in ((2.0**20, 2000), (4.0, 2)):
     check_trains(mended_plain, rng, 8, init_scale=scale, growth_interval=interval)
 ### END HIDDEN TESTS
 
 # %% nbgrader={"grade": true, "grade_id": "plain_keeps", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check_keeps(mended_plain, rng, init_scale=2.0**20, growth_interval=2)
+for settings in drawn(rng):
+    check_keeps(mended_plain, rng, **settings)
 
 ### BEGIN HIDDEN TESTS
-for scale, faint in ((2.0**20, False), (2.0**18, False), (2.0**13, True), (8.0, False)):
+for scale, faint in ((2.0**20, False), (2.0**13, True), (1.0, False)):
     check_keeps(mended_plain, rng, 9, faint, init_scale=scale)
 ### END HIDDEN TESTS
 
@@ -541,23 +564,20 @@ def mended_clipped(weights, batches, *, lr=0.1, init_scale=1024.0, growth_interv
 
 
 # %% nbgrader={"grade": true, "grade_id": "clipped_trains", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
-check_trains(mended_clipped, rng, max_norm=0.25)
+for settings in drawn(rng, "max_norm"):
+    check_trains(mended_clipped, rng, **settings)
 
 ### BEGIN HIDDEN TESTS
-for scale, norm in ((1024.0, 0.3), (2.0**16, 0.5), (2.0**20, 0.2), (64.0, 0.05), (2.0**15, 1e4)):
+for scale, norm in ((2.0**20, 0.2), (64.0, 0.05), (2.0**15, 1e4)):
     check_trains(mended_clipped, rng, 8, init_scale=scale, max_norm=norm)
 ### END HIDDEN TESTS
 
 # %% nbgrader={"grade": true, "grade_id": "clipped_keeps", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check_keeps(mended_clipped, rng, max_norm=0.25, init_scale=2.0**20, growth_interval=2)
+for settings in drawn(rng, "max_norm"):
+    check_keeps(mended_clipped, rng, **settings)
 
 ### BEGIN HIDDEN TESTS
-for scale, norm, faint in (
-    (2.0**20, 0.5, False),
-    (2.0**18, 0.2, False),
-    (2.0**13, 0.3, True),
-    (8.0, 0.3, False),
-):
+for scale, norm, faint in ((2.0**20, 0.5, False), (2.0**13, 0.3, True), (8.0, 0.3, False)):
     check_keeps(mended_clipped, rng, 9, faint, init_scale=scale, max_norm=norm)
 ### END HIDDEN TESTS
 
@@ -583,7 +603,10 @@ def check_norms(run, truth):
         f"there are {len(run['norms'])} norms for {len(truth['norms'])} batches"
     )
     finite = np.isfinite(run["norms"])
-    off = np.abs(np.float64(run["norms"]) / truth["norms"] - 1)[finite] > 0.02
+    # float16 rounds a row's gradient, at most 1 / rows, by up to 2**-11 of it. Where the rows cancel, these errors stay: up to
+    # 2**-11 in each of the four scores, and 1e-3 in the norm.
+    true = np.array(truth["norms"])
+    off = (np.abs(np.float64(run["norms"]) - true) > 0.02 * true + 1e-3)[finite]
     assert not off.any(), f"{off.sum()} of {len(finite)} norms are not those of the true gradients"
     assert finite.sum() == truth["made"], (
         f"{finite.sum()} norms are finite, and {truth['made']} steps had finite gradients"
@@ -649,18 +672,20 @@ def mended_watched(weights, batches, *, lr=0.1, init_scale=1024.0, growth_interv
 
 
 # %% nbgrader={"grade": true, "grade_id": "watched_trains", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
-check_trains(mended_watched, rng, init_scale=2.0**20)
+for settings in drawn(rng):
+    check_trains(mended_watched, rng, **settings)
 
 ### BEGIN HIDDEN TESTS
-for scale, interval in ((2.0**20, 2000), (2.0**19, 2000), (2.0**16, 1), (2.0**18, 2)):
+for scale, interval in ((2.0**20, 2000), (2.0**18, 2)):
     check_trains(mended_watched, rng, 8, init_scale=scale, growth_interval=interval)
 ### END HIDDEN TESTS
 
 # %% nbgrader={"grade": true, "grade_id": "watched_keeps", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check_norms(*check_keeps(mended_watched, rng, init_scale=2.0**20, growth_interval=2))
+for settings in drawn(rng):
+    check_norms(*check_keeps(mended_watched, rng, **settings))
 
 ### BEGIN HIDDEN TESTS
-for scale, faint in ((2.0**20, False), (2.0**18, False), (2.0**13, True), (8.0, False)):
+for scale, faint in ((2.0**20, False), (2.0**13, True), (8.0, False)):
     check_norms(*check_keeps(mended_watched, rng, 9, faint, init_scale=scale))
 ### END HIDDEN TESTS
 
@@ -755,19 +780,21 @@ def mended_accumulated(  # noqa: F811
 
 
 # %% nbgrader={"grade": true, "grade_id": "accumulated_trains", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
-check_trains(mended_accumulated, rng, parts=4, max_norm=0.5)
+for settings in drawn(rng, "parts", "max_norm"):
+    check_trains(mended_accumulated, rng, **settings)
 
 ### BEGIN HIDDEN TESTS
-for scale, parts, norm in ((1024.0, 2, 1e4), (2.0**14, 8, 0.3), (64.0, 4, 0.5), (2.0**12, 16, 1e4)):
-    check_trains(mended_accumulated, rng, 6, init_scale=scale, parts=parts, max_norm=norm)
+for scale, parts, norm in ((2.0**14, 8, 0.3), (64.0, 16, 0.5), (2.0**20, 2, 1e4)):
+    check_trains(mended_accumulated, rng, 8, init_scale=scale, parts=parts, max_norm=norm)
 ### END HIDDEN TESTS
 
 # %% nbgrader={"grade": true, "grade_id": "accumulated_keeps", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check_keeps(mended_accumulated, rng, parts=2, init_scale=2.0**20, growth_interval=2)
+for settings in drawn(rng, "parts", "max_norm"):
+    check_keeps(mended_accumulated, rng, **settings)
 
 ### BEGIN HIDDEN TESTS
 for scale, parts, norm, faint in (
-    (2.0**20, 4, 0.5, False), (2.0**19, 2, 1e4, False), (2.0**13, 4, 0.3, True), (8.0, 8, 0.3, False),
+    (2.0**20, 2, 0.5, False), (2.0**13, 4, 0.3, True), (8.0, 8, 0.3, False),
 ):  # fmt: skip
     check_keeps(mended_accumulated, rng, 8, faint, init_scale=scale, parts=parts, max_norm=norm)
 ### END HIDDEN TESTS
@@ -849,18 +876,20 @@ def mended_shared(weights, batches, *, lr=0.1, init_scale=1024.0, growth_interva
 
 
 # %% nbgrader={"grade": true, "grade_id": "shared_trains", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
-check_trains(mended_shared, rng, groups=TWO, growth_interval=1)
+for settings in drawn(rng):
+    check_trains(mended_shared, rng, groups=TWO, **settings)
 
 ### BEGIN HIDDEN TESTS
-for scale, interval in ((1024.0, 1), (2.0**12, 3), (2.0**20, 2000), (2.0**19, 3)):
-    check_trains(mended_shared, rng, 8, groups=TWO, init_scale=scale, growth_interval=interval)
+for scale, interval in ((1024.0, 1), (2.0**19, 1), (2.0**20, 2000)):
+    check_trains(mended_shared, rng, groups=TWO, init_scale=scale, growth_interval=interval)
 ### END HIDDEN TESTS
 
 # %% nbgrader={"grade": true, "grade_id": "shared_keeps", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check_keeps(mended_shared, rng, groups=TWO, init_scale=2.0**19, growth_interval=1)
+for settings in drawn(rng):
+    check_keeps(mended_shared, rng, groups=TWO, **settings)
 
 ### BEGIN HIDDEN TESTS
-for scale, faint in ((2.0**19, False), (2.0**18, False), (2.0**13, True), (8.0, False)):
+for scale, faint in ((2.0**20, False), (2.0**19, False), (2.0**13, True), (8.0, False)):
     check_keeps(mended_shared, rng, 9, faint, TWO, init_scale=scale)
 ### END HIDDEN TESTS
 
@@ -956,23 +985,20 @@ def mended_tempered(weights, batches, *, lr=0.1, init_scale=1024.0, growth_inter
 
 
 # %% nbgrader={"grade": true, "grade_id": "tempered_trains", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
-check_trains(mended_tempered, rng, temperature=1 / 16, lr=4e-4)
+for settings in drawn(rng, "temperature"):
+    check_trains(mended_tempered, rng, **settings)
 
 ### BEGIN HIDDEN TESTS
-for t, scale in ((1 / 16, 1024.0), (1 / 32, 256.0), (1 / 64, 128.0), (1 / 64, 32.0)):
-    check_trains(mended_tempered, rng, 6, temperature=t, init_scale=scale, lr=0.1 * t**2)
+for t, scale in ((1 / 32, 2.0**16), (1 / 64, 32.0)):
+    check_trains(mended_tempered, rng, 8, temperature=t, init_scale=scale, lr=0.1 * t**2)
 ### END HIDDEN TESTS
 
 # %% nbgrader={"grade": true, "grade_id": "tempered_keeps", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check_keeps(mended_tempered, rng, temperature=1 / 16, lr=4e-4, init_scale=2.0**15, growth_interval=2)
+for settings in drawn(rng, "temperature"):
+    check_keeps(mended_tempered, rng, **settings)
 
 ### BEGIN HIDDEN TESTS
-for t, scale, faint in (
-    (1 / 16, 2.0**16, False),
-    (1 / 8, 2.0**17, False),
-    (1.0, 2.0**20, False),
-    (1.0, 2.0**13, True),
-):
+for t, scale, faint in ((1 / 64, 128.0, False), (1 / 16, 2.0**16, False), (1.0, 2.0**13, True)):
     check_keeps(mended_tempered, rng, 9, faint, temperature=t, init_scale=scale, lr=0.1 * t**2)
 ### END HIDDEN TESTS
 
@@ -1071,22 +1097,24 @@ def mended_resumed(weights, batches, *, lr=0.1, init_scale=1024.0, growth_interv
 
 
 # %% nbgrader={"grade": true, "grade_id": "resumed_trains", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
-check_trains(interrupted(mended_resumed, 4), rng, 8, init_scale=2.0**19)
+for settings in drawn(rng):
+    loop = interrupted(mended_resumed, int(rng.integers(1, 6)))
+    check_trains(loop, rng, **settings | {"growth_interval": 2000})
 
 ### BEGIN HIDDEN TESTS
-for scale, interval in ((2.0**19, 2000), (2.0**20, 2000), (2.0**21, 1000)):
-    loop = interrupted(mended_resumed, int(rng.integers(4, 7)))
-    check_trains(loop, rng, 9, init_scale=scale, growth_interval=interval)
+for scale, stop, interval in ((2.0**19, 4, 2000), (2.0**20, 5, 2000), (2.0**19, 1, 1), (2.0**19, 5, 1)):
+    check_trains(interrupted(mended_resumed, stop), rng, init_scale=scale, growth_interval=interval)
 ### END HIDDEN TESTS
 
 # %% nbgrader={"grade": true, "grade_id": "resumed_keeps", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-for stop in (4, 5):
-    check_keeps(interrupted(mended_resumed, stop), rng, init_scale=2.0**19, growth_interval=3)
+for settings in drawn(rng):
+    check_keeps(interrupted(mended_resumed, int(rng.integers(1, 6))), rng, **settings)
 
 ### BEGIN HIDDEN TESTS
-for scale, faint in ((2.0**19, False), (2.0**16, False), (2.0**13, True), (8.0, False)):
-    for stop in rng.permutation(10)[:3].tolist():
-        check_keeps(interrupted(mended_resumed, stop), rng, 9, faint, init_scale=scale)
+for scale, faint in ((2.0**19, False), (2.0**13, True)):
+    check_keeps(interrupted(mended_resumed, int(rng.integers(10))), rng, 9, faint, init_scale=scale)
+for stop in (4, 5):
+    check_keeps(interrupted(mended_resumed, stop), rng, init_scale=8.0, growth_interval=3)
 ### END HIDDEN TESTS
 
 # %% nbgrader={"grade": true, "grade_id": "resumed_convicts", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
@@ -1175,23 +1203,20 @@ def mended_stored(weights, batches, *, lr=0.1, init_scale=1024.0, growth_interva
 
 
 # %% nbgrader={"grade": true, "grade_id": "stored_trains", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
-check_trains(mended_stored, rng, lr=1e-4)
+for settings in drawn(rng):
+    check_trains(mended_stored, rng, **settings)
 
 ### BEGIN HIDDEN TESTS
-for lr in (1e-4, 3e-4, 1e-3, 0.1):
-    check_trains(mended_stored, rng, 7, lr=lr, init_scale=2.0 ** rng.integers(8, 15))
+for lr, scale in ((1e-4, 1024.0), (1e-3, 2.0**20), (0.1, 2.0**12)):
+    check_trains(mended_stored, rng, 8, lr=lr, init_scale=scale)
 ### END HIDDEN TESTS
 
 # %% nbgrader={"grade": true, "grade_id": "stored_keeps", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check_keeps(mended_stored, rng, lr=1e-3, init_scale=2.0**20, growth_interval=2)
+for settings in drawn(rng):
+    check_keeps(mended_stored, rng, **settings)
 
 ### BEGIN HIDDEN TESTS
-for lr, scale, faint in (
-    (1e-3, 2.0**20, False),
-    (2e-4, 2.0**18, False),
-    (1e-3, 2.0**13, True),
-    (0.1, 8.0, False),
-):
+for lr, scale, faint in ((2e-4, 2.0**20, False), (1e-3, 2.0**13, True), (0.1, 8.0, False)):
     check_keeps(mended_stored, rng, 9, faint, lr=lr, init_scale=scale)
 ### END HIDDEN TESTS
 

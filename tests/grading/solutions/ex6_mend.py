@@ -85,14 +85,14 @@ class Wide(MLP):
 '''
 
 
-def common(task, overflow, twin=PLAIN, off=((STEP, "optimizer.step()"),), model="MLP(weights)"):
-    """What goes wrong in every loop. overflow: whether the fault shows with an overflow, so that `trains` has some."""
+def common(task, twin=PLAIN, off=((STEP, "optimizer.step()"),), model="MLP(weights)"):
+    """What goes wrong in every loop."""
     trains, keeps, convicts = (f"{task}_{group}" for group in ("trains", "keeps", "convicts"))
-    both, some = frozenset({trains, keeps}), frozenset({trains, keeps} if overflow else {keeps})
+    both = frozenset({trains, keeps})
     names = ", ".join(f"{name}={name}" for name in re.findall(r"(\w+)=", twin))
     return [
         Wrong("nothing was mended", untouched, both),
-        Wrong("the scaler is switched off", mended((SCALED, "loss.backward()"), (UPDATE, ""), *off), some),
+        Wrong("the scaler is switched off", mended((SCALED, "loss.backward()"), (UPDATE, ""), *off), both),
         Wrong(
             "the loss is not scaled, the gradients are unscaled", mended((SCALED, "loss.backward()")), both
         ),
@@ -100,17 +100,17 @@ def common(task, overflow, twin=PLAIN, off=((STEP, "optimizer.step()"),), model=
         Wrong(
             "update is called after good steps alone",
             mended((UPDATE, "        if not any(scaler.bad.values()):\n            scaler.update()\n")),
-            some,
+            both,
         ),
         Wrong(
             "a new scaler in every step",
             mended((LOOP, f"{LOOP}        scaler = GradScaler(init_scale, growth_interval)\n")),
-            some,
+            both,
         ),
         Wrong(
             "the scale is kept so low that nothing overflows",
             mended(("GradScaler(init_scale, growth_interval)", "GradScaler(min(init_scale, 16.0), 10**9)")),
-            some,
+            both,
         ),
         Wrong(
             "the report is the twin's",
@@ -120,7 +120,7 @@ def common(task, overflow, twin=PLAIN, off=((STEP, "optimizer.step()"),), model=
         Wrong(
             "the network is computed in float32",
             mended((model, model.replace("MLP", "Wide")), before=FLOAT32),
-            some,
+            both,
         ),
         Wrong("convicted of passing the short test", convict("{}"), frozenset({convicts})),
         Wrong(
@@ -627,7 +627,7 @@ EACH = "        for p in model.parameters():\n            "
 
 WRONG = {
     "plain": [
-        *common("plain", overflow=True),
+        *common("plain"),
         Wrong(
             "zero_grad between backward and step",
             mended((ZERO, ""), (SCALED, f"{SCALED}\n{ZERO}")),
@@ -668,7 +668,7 @@ WRONG = {
         ),
     ],
     "clipped": [
-        *common("clipped", True, f"{PLAIN}, max_norm=1e4", off=((STEP, "optimizer.step()"), NO_UNSCALE)),
+        *common("clipped", f"{PLAIN}, max_norm=1e4", off=((STEP, "optimizer.step()"), NO_UNSCALE)),
         Wrong("unscale_ after the clipping", mended(NO_UNSCALE, (CLIP, CLIP + UNSCALE)), lost("clipped")),
         Wrong("no clipping", mended((CLIP, "")), lost("clipped")),
         Wrong("clipped after the step", mended((CLIP, ""), (UPDATE, CLIP + UPDATE)), lost("clipped")),
@@ -704,7 +704,7 @@ WRONG = {
         ),
     ],
     "watched": [
-        *common("watched", True, off=((STEP, "optimizer.step()"), NO_UNSCALE)),
+        *common("watched", off=((STEP, "optimizer.step()"), NO_UNSCALE)),
         Wrong("both steps", mended((STEP, f"{STEP}\n        optimizer.step()")), lost("watched")),
         Wrong(
             "skipped where the loss is not finite",
@@ -762,7 +762,6 @@ WRONG = {
     "accumulated": [
         *common(
             "accumulated",
-            False,
             f"{PLAIN}, parts=1, max_norm=1e4",
             off=((STEP, "optimizer.step()"), NO_UNSCALE),
         ),
@@ -871,9 +870,7 @@ WRONG = {
         ),
     ],
     "shared": [
-        *common(
-            "shared", True, off=(("scaler.step(body)", "body.step()"), ("scaler.step(head)", "head.step()"))
-        ),
+        *common("shared", off=(("scaler.step(body)", "body.step()"), ("scaler.step(head)", "head.step()"))),
         Wrong(
             "update between the steps alone",
             mended((UPDATE, ""), ("        scaler.step(head)", f"{UPDATE}        scaler.step(head)")),
@@ -928,7 +925,7 @@ WRONG = {
         ),
     ],
     "tempered": [
-        *common("tempered", False, f"{PLAIN}, temperature=1.0"),
+        *common("tempered", f"{PLAIN}, temperature=1.0"),
         Wrong(
             "1e-8 is added before the logarithm, in float16",
             mended(
@@ -972,7 +969,7 @@ WRONG = {
                     "wide = Tensor(np.float32(scores.data), ((scores, half),))\n        loss = nll_loss(log(softmax(wide)), y)",
                 )
             ),
-            lost("tempered", "trains"),
+            lost("tempered"),
         ),
         Wrong(
             "the temperature is at least 0.25",
@@ -999,7 +996,7 @@ WRONG = {
         ),
     ],
     "resumed": [
-        *common("resumed", True),
+        *common("resumed"),
         Wrong(
             "the scaler is saved and not loaded",
             mended(('        scaler.load_state_dict(checkpoint["scaler"])\n', "")),
@@ -1044,7 +1041,7 @@ WRONG = {
                     'checkpoint["scaler"]["now"] /= 2\n        scaler.load_state_dict(checkpoint',
                 )
             ),
-            lost("resumed", "keeps"),
+            lost("resumed"),
         ),
         Wrong(
             "convicted of a run that is never interrupted",
@@ -1053,7 +1050,7 @@ WRONG = {
         ),
     ],
     "stored": [
-        *common("stored", False, model="MLP([half(w) for w in weights])"),
+        *common("stored", model="MLP([half(w) for w in weights])"),
         Wrong(
             "the masters are rounded to half after the step",
             mended(
