@@ -6,6 +6,7 @@ What it finds in which script is tested by tests/test_doctor.py.
 import json
 import random
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ import minamp.nn.functional as F
 from minamp import GradScaler, autocast, float16, nn, optim
 from minamp.announce import listeners
 from minamp.autocast import state as autocast_state
-from minamp.clinic import STEPS
+from minamp.clinic import STEPS, advice
+from minamp.clinic.advice import LOW
 from minamp.clinic.instruments import Calls
 from minamp.clinic.patient import Patient
 from minamp.clinic.report import Advice, Finding, Report
@@ -240,6 +242,43 @@ def test_advice_has_its_numbers_from_the_float32_run():
         and numbers["ceiling"] * numbers["largest_gradient"] <= 65504 / 2
     )
     assert 0 <= numbers["flushed_at_init_scale"] <= numbers["flushed_unscaled"] <= 1
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, minamp.bfloat16])
+@pytest.mark.parametrize("shift", [0, -16, 3])
+def test_gradients_are_counted_by_their_power_of_two(dtype, shift):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(3000) * 10 ** rng.uniform(-3, 3, 3000)
+    x[rng.permutation(3000)[:300]] = [0.0] * 200 + [np.inf] * 50 + [np.nan] * 50
+    x = x.astype(dtype).reshape(30, 100).T
+    with np.errstate(invalid="ignore"):
+        exponents = np.frexp(x.astype(np.float64))[1] - 1 + shift
+    expected = Counter(exponents[np.isfinite(x) & (x != 0)].tolist())
+    counts = advice._exponents(x, shift)
+    assert {LOW + i: int(counts[i]) for i in np.flatnonzero(counts)} == expected
+
+
+def test_the_smallest_gradients_are_counted_whatever_the_scale():
+    tiny = np.float32([1e-45, -1e-40, 2.0**-126, 0.0])
+    for shift in (0.0, -1000.0, 1000.0):  # beyond any float32 scale: at the ends
+        assert advice._exponents(tiny, shift).sum() == 3
+    assert advice._exponents(np.full(200_000, 0.5, np.float32), 0)[-1 - LOW] == pytest.approx(
+        200_000, rel=0.01
+    )
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, 1e30, np.inf, np.nan])
+def test_a_loss_times_any_number_is_looked_at_to_the_end(factor):
+    model, x = nn.Linear(8, 3), minamp.randn(16, 8)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        (model(x).sum() * factor).backward()
+        optimizer.step()
+
+    report = minamp.doctor(step, model, optimizer)
+    assert "parameters" in report.advice.numbers  # the float32 run came to its end
 
 
 def test_every_code_has_one_rule():

@@ -1,6 +1,7 @@
 """The only rooms that know NumPy from CuPy. Everything above asks `of(array)` for the module that computes on it."""
 
 import contextvars
+import functools
 import threading
 
 import numpy as np
@@ -48,7 +49,7 @@ def array(data):
 
 def host(array):
     """`array` as a NumPy array; from a GPU a copy, which waits for the device."""
-    return device.to_host(array) if device.holds(array) else array
+    return array if type(array) is np.ndarray or not device.holds(array) else device.to_host(array)
 
 
 def widen(a):
@@ -75,11 +76,12 @@ def bf16_works():
 
 def device_type(name):
     """'cpu' or 'cuda' for a device name such as 'cuda:0'; RuntimeError for a name no torch user would know."""
-    return _parse(name)[0]
+    return _parse(str(name))[0]
 
 
+@functools.cache  # a training step asks twenty times, for one or two names
 def _parse(name):
-    kind, colon, index = str(name).partition(":")
+    kind, colon, index = name.partition(":")
     if kind not in ("cpu", "cuda") or colon and not index.isdecimal():
         raise RuntimeError(f"unknown device {name!r}: use 'cpu' or 'cuda'")
     return kind, int(index) if colon else None
@@ -87,7 +89,7 @@ def _parse(name):
 
 def move(array, name):
     """`array` on the device `name` ('cpu', 'cuda', 'cuda:0'). RuntimeError where that device is not to be had."""
-    kind, index = _parse(name)
+    kind, index = _parse(str(name))
     if kind == "cpu":
         return host(array)
     if device.holds(array):
@@ -122,7 +124,7 @@ class Device(str):
 
     def same(self, name):
         """Whether `name` is this device: 'cuda' is any GPU."""
-        kind, index = _parse(name)
+        kind, index = _parse(str(name))
         return kind == self.type and index in (None, self.index)
 
     def __new__(cls, name):

@@ -105,9 +105,14 @@ def wait(what):
 def user_line():
     """'file:line in function: code' of the innermost frame outside minamp."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(NOT_USERS):
+    while frame is not None and _ours(frame.f_code.co_filename):
         frame = frame.f_back
     return "no user code on the stack" if frame is None else place(frame, frame.f_lineno)
+
+
+@functools.lru_cache(1024)
+def _ours(file):
+    return file.startswith(NOT_USERS)
 
 
 def place(frame, line):

@@ -13,8 +13,9 @@ from minamp.formats import cast, float16, float32, format_of, is_half
 from minamp.policy import LOWER_PRECISION
 from minamp.record import observe
 
-LOW, HIGH = -150, 129  # exponents of float32, subnormals included
-_POWERS = np.arange(255) - 127  # of each finite exponent field; subnormals, field 0, count as 2^-127
+BOTTOM, TOP = -127, 127  # exponents of float32; all subnormals count as 2^-127
+SHIFT = 150  # a loss scale is a float32, between 2^-149 and 2^127
+LOW, HIGH = BOTTOM - SHIFT, TOP + SHIFT + 1
 FLUSH = -25  # magnitudes below 2^-25 become 0 in float16; 2^-25 itself too, a tie to even
 CEILING = format_of(float16).max
 ROOM = 2.0  # gradients of other batches are larger: keep a factor of 2 below the ceiling
@@ -104,8 +105,10 @@ def _exponents(array, shift):
     x = cast(x[::every], float32)
     fields = np.bincount(x.view(np.int32) >> 23 & 255, minlength=256)  # half the time of np.frexp
     fields[0] = np.count_nonzero(x) - fields[1:].sum()  # the subnormals without the zeros
-    at = (_POWERS + round(shift)).clip(LOW, HIGH - 1)
-    return every * np.bincount(at - LOW, fields[:255], minlength=HIGH - LOW)
+    counts = np.zeros(HIGH - LOW)
+    start = BOTTOM + min(max(round(shift), -SHIFT), SHIFT) - LOW
+    counts[start : start + 255] = every * fields[:255]
+    return counts
 
 
 def advice(trace):

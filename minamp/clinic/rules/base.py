@@ -3,6 +3,8 @@
 A rule is a pure function Trace -> Finding or None, and its name is its code.
 """
 
+import math
+
 from minamp.clinic.report import ERROR, WARNING, Finding
 
 # In the order of a report: what stops training or makes it wrong at the root comes first.
@@ -83,7 +85,7 @@ def loss_scale(root):
             return factor * scaled, by_scaler
         if run.op not in _SAME_NUMBER:
             break
-        constants = [c for c in run.constants if run.op == "mul" and abs(c) > 0]
+        constants = [c for c in run.constants if run.op == "mul" and 0 < abs(c) < math.inf]
         if run.inside("scaler.scale"):
             return factor * (constants[0] if constants else 1.0), True
         for c in constants:
