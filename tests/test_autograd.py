@@ -150,3 +150,51 @@ def test_autocast_dtype_of_a_function_output_is_its_own():
     x = tensor([2.0], requires_grad=True)
     with minamp.autocast():
         assert Cube.apply(x).dtype == float32
+
+
+@pytest.mark.parametrize("materialize", [True, False])
+def test_an_output_without_gradient_gives_backward_zeros_or_none(materialize):
+    seen = []
+
+    class Two(minamp.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.set_materialize_grads(materialize)
+            return x * 1, x * 2
+
+        @staticmethod
+        def backward(ctx, a, b):
+            seen.append(b)
+            return a
+
+    x = minamp.tensor([1.0, 2.0], requires_grad=True)
+    Two.apply(x)[0].sum().backward()
+    assert x.grad.tolist() == [1, 1]
+    assert (seen[0].tolist() == [0, 0]) if materialize else (seen[0] is None)
+
+
+def test_a_function_may_write_into_its_input():
+    class Increment(minamp.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            x.add_(1.0)
+            ctx.mark_dirty(x)
+            return x
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 3
+
+    x = minamp.tensor([1.0, 2.0], requires_grad=True)
+    y = x * 1
+    out = Increment.apply(y)
+    assert out.tolist() == y.tolist() == [2, 3]
+    out.sum().backward()
+    assert x.grad.tolist() == [3, 3]
+    y = x * 1
+    square = y * y
+    Increment.apply(y)
+    with pytest.raises(
+        RuntimeError, match="mul: argument 'a' of shape .* was saved for backward and then written"
+    ):
+        square.sum().backward()

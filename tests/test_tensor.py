@@ -404,3 +404,17 @@ def test_equal_allclose_repeat_and_layout():
 def test_in_place_forms_of_unary_ops():
     x = tensor([0.25, 4.0], dtype=float16)
     assert x.sqrt_().tolist() == [0.5, 2.0] and x.neg_().relu_().tolist() == [0.0, 0.0] and x.dtype == float16
+
+
+def test_torchs_methods_about_other_tensors_and_formats():
+    x = minamp.tensor([[1.5, 2.0], [3.0, 4.0]], requires_grad=True)
+    assert [t.element_size() for t in (x, x.half(), x.bfloat16(), x.double(), x.long())] == [4, 2, 2, 8, 8]
+    assert x.is_floating_point() and x.half().is_floating_point() and not x.long().is_floating_point()
+    assert x.long().type_as(x.half()).dtype == float16
+    assert x.half().new_tensor([1, 2]).dtype == float16
+    assert minamp.zeros(1, 2).expand_as(x).shape == (2, 2)
+    (x.view_as(minamp.zeros(4)) * minamp.tensor([1.0, 2.0, 3.0, 4.0])).sum().backward()
+    (x.reshape_as(minamp.zeros(4, 1))[3] * 10.0).sum().backward()
+    assert x.grad.tolist() == [[1, 2], [3, 14]]
+    y = x * 2
+    assert y.detach_() is y and not y.requires_grad and y.is_leaf
