@@ -363,16 +363,6 @@ class Op:
             g = home.widen(g)
         m = OPS_NAMESPACE if create_graph else home
 
-        def named(names):
-            return {n: env[n] if n in env else derived(n) for n in names}
-
-        def derived(name):
-            if name not in self.shared:
-                return node.metas[self.shapes[name]][0]
-            function, names = self.shared[name]
-            env[name] = function(m, g, **named(names))
-            return env[name]
-
         moves = self.moves(node.attrs) if callable(self.moves) else self.moves
         for i, edge in enumerate(node.edges):
             if edge is None:
@@ -381,7 +371,7 @@ class Op:
             vjp, names = self.vjps[0 if self.variadic else i]
             if self.variadic:
                 env["i"] = i
-            gx = vjp(m, g, **named(names))
+            gx = vjp(m, g, **self._named(names, m, g, node, env))
             if gx.shape != shape:
                 gx = m.sum_to(gx, shape)
             new = _is_new(gx, g, env) and not (create_graph or self.variadic)
@@ -397,6 +387,16 @@ class Op:
                 for observe in observers:
                     observe("backward", self, (g, node, i), gx)
             yield edge, gx, new
+
+    def _named(self, names, m, g, node, env):
+        """What a gradient names: from `env`, the shape of an argument, or shared, computed now and put into `env`."""
+        found = {}
+        for name in names:
+            if name in self.shared and name not in env:
+                function, needed = self.shared[name]
+                env[name] = function(m, g, **self._named(needed, m, g, node, env))
+            found[name] = env[name] if name in env else node.metas[self.shapes[name]][0]
+        return found
 
     def free(self, node):
         """Let go of what `node` kept; a node that kept nothing can be walked again."""

@@ -44,6 +44,10 @@ quietly = _Quietly()
 
 def array(data):
     """`data` as it is if it is an array of a backend, else as a NumPy array."""
+    if isinstance(
+        data, np.generic
+    ):  # what NumPy makes of 0-dim arrays; asked first, an add of two takes 0.2 us less
+        return np.asarray(data)
     return data if isinstance(data, OnGrid) or device.holds(data) else np.asarray(data)
 
 
