@@ -9,6 +9,7 @@ import functools
 import heapq
 import itertools
 import threading
+import weakref
 
 from minamp import backends
 from minamp.backends import quiet
@@ -119,7 +120,7 @@ class naive_half_accumulation(_Mode):
 class Node:
     """How a tensor was made. A leaf that wants a gradient has a Node too, with op None and `leaf` set."""
 
-    __slots__ = ("op", "attrs", "edges", "metas", "saved", "dtype", "order", "leaf", "hooks", "__weakref__")
+    __slots__ = ("op", "attrs", "edges", "metas", "saved", "dtype", "order", "_leaf", "hooks", "__weakref__")
 
     def __init__(self, op, attrs, edges, metas, saved, dtype, leaf=None):
         self.op = op  # what made the tensor, None for a leaf
@@ -129,8 +130,24 @@ class Node:
         self.saved = saved  # what the gradient needs (op.py); FREED after a backward
         self.dtype = dtype  # the tensor's dtype: gradients are passed on in it
         self.order = next(_counter)  # inputs are made before outputs, so this is a topological order
-        self.leaf = leaf
-        self.hooks = None  # functions gradient -> gradient or None
+        # Held weakly, since the leaf holds its Node: else only the garbage collector would free the two.
+        self._leaf = None if leaf is None else weakref.ref(leaf)
+        self.hooks = None  # functions (gradient, dtype) -> gradient
+
+    def __getstate__(self):  # a weak reference can't be copied or pickled, and would lead to the original
+        names = [n for n in self.__slots__ if n not in ("_leaf", "__weakref__")]
+        return {n: getattr(self, n) for n in names}, self.leaf
+
+    def __setstate__(self, state):
+        values, leaf = state
+        for name, value in values.items():
+            setattr(self, name, value)
+        self._leaf = None if leaf is None else weakref.ref(leaf)
+
+    @property
+    def leaf(self):
+        """The leaf whose Node this is; None for others, and once nobody holds the leaf, who could ask for its gradient."""
+        return None if self._leaf is None else self._leaf()
 
     def __lt__(self, other):  # heapq pops the smallest: the node made last
         return self.order > other.order
@@ -139,7 +156,7 @@ class Node:
 def described(node):
     """'backward of matmul (arguments float16 (2, 3), float16 (3, 4))', for errors."""
     if node.op is None:
-        return f"backward: .grad of a leaf ({node.dtype} {node.leaf.shape})"
+        return f"backward: .grad of a leaf ({node.dtype}{'' if node.leaf is None else f' {node.leaf.shape}'})"
     given = ", ".join(f"{meta[1]} {meta[0]}" for meta in node.metas if meta is not None)
     return f"backward of {node.op.name} (arguments {given})"
 
@@ -207,12 +224,13 @@ def run_backward(roots, gradients, retain_graph=False, create_graph=False, wante
             if count > 1 and is_half(node.dtype) and not is_cast and not create_graph:
                 g = backends.of(g).grid(g, node.dtype)
             for hook in node.hooks or ():
-                g, new = hook(g), False
+                g, new = hook(g, node.dtype), False
             if node in captured:
                 captured[node], new = g, False
             if node.op is None:
-                if wanted is None:
-                    arrived.append((node.leaf, node.leaf._accumulated(g, new)))
+                leaf = node.leaf
+                if wanted is None and leaf is not None:
+                    arrived.append((leaf, leaf._accumulated(g, new)))
                     for reducer in told:
                         reducer.arrived(*arrived[-1])
                 continue
@@ -250,15 +268,18 @@ class observe:
     """Context manager: `function(phase, op, inputs, output)` sees every op that runs inside.
 
     phase 'forward': inputs are the op's arguments, output its Tensor. phase 'backward': inputs are (incoming gradient, Node,
-    argument number), output the gradient array for that argument.
+    argument number), output the gradient array for that argument. A subclass may have `see` in place of the function.
     """
 
     def __init__(self, function):
         self.function = function
 
+    def see(self, phase, op, inputs, output):
+        self.function(phase, op, inputs, output)
+
     def __enter__(self):
-        observers.append(self.function)
+        observers.append(self.see)
         return self
 
     def __exit__(self, *_):
-        observers.remove(self.function)
+        observers.remove(self.see)

@@ -258,7 +258,7 @@ class Tensor(Methods):
 
         Returns a handle with remove(). RuntimeError if the tensor requires no grad.
         """
-        hooks = self._add_hook(lambda g: _call_hook(hook, g, self.dtype))
+        hooks = self._add_hook(lambda g, dtype: _call_hook(hook, g, dtype))
         return _HookHandle(hooks, hooks[-1])
 
     def retain_grad(self):
@@ -268,7 +268,7 @@ class Tensor(Methods):
             return
         self._keeps_grad, me = True, weakref.ref(self)
 
-        def keep(g):
+        def keep(g, dtype):
             tensor = me()
             if tensor is not None:
                 tensor._keep_gradient(tensor._accumulated(g))

@@ -31,7 +31,6 @@ class Reference(observe):
     """
 
     def __init__(self, names, scale):
-        super().__init__(self._see)
         self.names, self.scale = names, scale
         self.activations = np.zeros(HIGH - LOW)
         self.weights = {}  # parameter name -> counts by exponent
@@ -41,7 +40,7 @@ class Reference(observe):
         self.complete = False  # the step ran to its end
         self._since = time.thread_time()
 
-    def _see(self, phase, op, inputs, output):
+    def see(self, phase, op, inputs, output):
         kind = "products" if getattr(op, "policy", None) == LOWER_PRECISION else "other"
         self.seconds[kind] += time.thread_time() - self._since
         if phase == "backward":

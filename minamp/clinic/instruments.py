@@ -52,6 +52,8 @@ class Calls:
         listeners.remove(self)
         for kind, name, method in self._replaced:
             setattr(kind, name, method)
+        for held in (self.gradient_arrays, self._held, self.moving):
+            held.clear()  # the facts stay, the arrays need not
 
     def by_hand(self):
         """The half weights that the step has written after backward without an optimizer: as optimizer.step's 'lost'."""
@@ -177,12 +179,15 @@ class Ops(observe):
     """
 
     def __init__(self, calls, ranges=True):
-        super().__init__(self._see)
         self.calls, self.trace, self.ranges = calls, calls.trace, ranges
         self.made = {}  # id of an array -> (array, its Value, the version it had)
         calls.value_of = self.value_of
 
-    def _see(self, phase, op, inputs, output):
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self.made.clear()  # the facts stay, the arrays need not
+
+    def see(self, phase, op, inputs, output):
         if phase != "forward":
             return
         node = output._node

@@ -99,13 +99,12 @@ class _Look(observe):
     """One step, watched op by op: `seen` for the report, the `leaves` that got a gradient and in which dtype, the `device`."""
 
     def __init__(self, step):
-        super().__init__(self._see)
         self.seen, self.leaves, self.device = Seen(), {}, "cpu"
         with saved_bytes() as saved, self:
             step()
         self.seen.saved_bytes = saved.total
 
-    def _see(self, phase, op, inputs, output):
+    def see(self, phase, op, inputs, output):
         seen = self.seen
         seen.op_calls += 1
         if phase == "backward":

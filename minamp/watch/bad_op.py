@@ -51,10 +51,9 @@ class first_bad_op(observe):
     """
 
     def __init__(self):
-        super().__init__(self._see)
         self.found, self._given = None, None
 
-    def _see(self, phase, op, inputs, output):
+    def see(self, phase, op, inputs, output):
         if self.found is not None:
             return
         y = as_array(output)

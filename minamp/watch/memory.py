@@ -16,14 +16,13 @@ class saved_bytes(observe):
     """
 
     def __init__(self):
-        super().__init__(self._see)
         self.by_op, self._seen = {}, {}
 
     @property
     def total(self):
         return sum(self.by_op.values())
 
-    def _see(self, phase, op, inputs, output):
+    def see(self, phase, op, inputs, output):
         node = output._node if phase == "forward" else None
         if node is None or node.op is not op or node.saved is FREED:
             return
