@@ -362,7 +362,6 @@ class Op:
         if not create_graph and not self.stored and is_half(g.dtype):
             g = home.widen(g)
         m = OPS_NAMESPACE if create_graph else home
-
         moves = self.moves(node.attrs) if callable(self.moves) else self.moves
         for i, edge in enumerate(node.edges):
             if edge is None:
@@ -390,13 +389,11 @@ class Op:
 
     def _named(self, names, m, g, node, env):
         """What a gradient names: from `env`, the shape of an argument, or shared, computed now and put into `env`."""
-        found = {}
         for name in names:
             if name in self.shared and name not in env:
                 function, needed = self.shared[name]
                 env[name] = function(m, g, **self._named(needed, m, g, node, env))
-            found[name] = env[name] if name in env else node.metas[self.shapes[name]][0]
-        return found
+        return {n: env[n] if n in env else node.metas[self.shapes[n]][0] for n in names}
 
     def free(self, node):
         """Let go of what `node` kept; a node that kept nothing can be walked again."""

@@ -22,6 +22,7 @@ def _check_groups(name, in_channels, out_channels, groups):
 
 
 def new_parameter(shape, make=empty, *, dtype, device):
+    """A Parameter of that shape, float32 by default, as `make` (empty, zeros, ones) fills it."""
     return Parameter(make(shape, dtype=dtype or float32, device=device))
 
 

@@ -15,6 +15,7 @@ from minamp.tensor import Tensor, plain_key, same_device
 
 
 def integers(name, x, index):
+    """The array of `index`, which picks from x; RuntimeError if it does not hold integers, or lies on another GPU."""
     if isinstance(index, Tensor) and index.device.type != "cpu":  # one on the CPU is moved
         same_device(name, input=x, index=index)
     at = index._data if isinstance(index, Tensor) else backends.array(index)
@@ -24,6 +25,7 @@ def integers(name, x, index):
 
 
 def check_range(name, at, dim, shape, error=RuntimeError):
+    """Raise `error` for a place in `at` that dimension `dim` of `shape` has not."""
     size = shape[dim] if shape else 1
     # on a GPU the check would wait for the device
     if backends.of(at).name == "cpu" and at.size and not (0 <= at.min() and at.max() < size):

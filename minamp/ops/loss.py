@@ -14,6 +14,7 @@ REDUCTIONS = ("mean", "sum", "none")
 
 
 def check_reduction(name, reduction, allowed=REDUCTIONS):
+    """ValueError for a reduction that is not allowed."""
     if reduction not in allowed:
         raise ValueError(
             f"{name}: reduction must be one of {', '.join(map(repr, allowed))}, got {reduction!r}"
@@ -32,6 +33,7 @@ def _check_shapes(name, input, target):
 
 
 def reduced(m, losses, reduction):
+    """The losses as they are, their sum or their mean."""
     if reduction == "none":
         return losses
     total = m.sum(losses)

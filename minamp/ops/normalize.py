@@ -298,11 +298,9 @@ class batch_norm:
 
     def vjp_x(m, g, standardised, weight, mean):
         g = _affine(m, g, weight, None)
-        return (
-            g * standardised[1]
-            if mean is not None
-            else _standardised_vjp(m, g, standardised, _over_channels(g.ndim))
-        )
+        if mean is not None:
+            return g * standardised[1]
+        return _standardised_vjp(m, g, standardised, _over_channels(g.ndim))
 
     def vjp_weight(m, g, standardised):
         return m.sum(g * standardised[0], _over_channels(g.ndim))
