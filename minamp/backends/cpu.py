@@ -49,7 +49,7 @@ from minamp.backends.update import (  # noqa: F401  the scaler's and the optimiz
     widen_all,
 )
 from minamp.backends.upsample import upsample2d, upsample2d_grad  # noqa: F401
-from minamp.formats import cast, narrow, round_to, widen  # noqa: F401  part of the vocabulary
+from minamp.formats import cast, is_half, narrow, round_to, widen  # noqa: F401  part of the vocabulary
 from minamp.formats import flat as _flat
 
 name = "cpu"
@@ -221,27 +221,36 @@ def cat(xs, dim):
 _ZEROS = np.zeros(1 << 14, np.float32)
 
 
+def _ordered(x):
+    """Halves as int16, whose comparisons with 0 are theirs and 60 x faster; other arrays as they are.
+
+    So are halves among which is a nan with its sign bit set (bits above those of -inf), which an int16 would call negative.
+    """
+    if not is_half(x.dtype) or not x.ndim:
+        return x
+    low = 0xFC00 if x.dtype == np.float16 else 0xFF80
+    return x.view(np.int16) if not x.size or x.view(np.uint16).max() <= low else x
+
+
 def relu(x):
-    if x.dtype.char == "e" and x.ndim:
-        # Halves order like their bit patterns, so an int16 maximum with 0 is relu, 20x faster than NumPy's half maximum.
-        # Only a nan with its sign bit set (bits above those of -inf) would be lost.
-        if not x.size or x.view(np.uint16).max() <= 0xFC00:
-            return np.maximum(x.view(np.int16), 0).view(x.dtype)
-    if x.dtype != np.float32 or x.size < len(_ZEROS):
-        return np.maximum(x, 0)
-    # 0.2 ms per million: NumPy's maximum with a scalar takes 0.5
-    source, target, y = _flat(x, x.dtype)
-    for start in range(0, x.size, len(_ZEROS)):
-        cut = slice(start, start + len(_ZEROS))
-        np.maximum(source[cut], _ZEROS[: x.size - start], out=target[cut])
-    return y
+    words = _ordered(x)
+    if words.dtype.char not in "fh" or x.size < len(_ZEROS):
+        y = np.maximum(words, 0)
+        return y if words is x else y.view(x.dtype)
+    # 0.25 ms per million, of halves 0.15: NumPy's maximum with a scalar takes twice as long, with one of int16 0.5
+    zeros = _ZEROS.view(words.dtype)
+    source, target, y = _flat(words, words.dtype)
+    for start in range(0, x.size, len(zeros)):
+        cut = slice(start, start + len(zeros))
+        np.maximum(source[cut], zeros[: x.size - start], out=target[cut])
+    return y.view(x.dtype)
 
 
 def relu_grad(g, y):
-    """g where y > 0, else 0, by masking g's bits: 0.3 ms per million, np.where takes 5, and a half comparison alone 4."""
-    positive = np.asarray(y.view(np.int16) > 0 if y.dtype.char == "e" else y > 0).view(np.int8)
-    np.negative(positive, out=positive)  # -1 where y is positive: all bits set, also when it is made longer
+    """0 where y <= 0, else g, by masking g's bits: 0.3 ms per million, where np.where takes 5."""
+    mask = np.asarray(_ordered(y) <= 0).view(np.int8)
+    np.subtract(mask, 1, out=mask)  # 0, or -1: all bits set, also when it is made longer
     word = np.dtype(f"i{g.dtype.itemsize}")
-    mask = positive.astype(word)
+    mask = mask.astype(word)
     mask &= g.view(word)
     return mask.view(g.dtype)

@@ -232,5 +232,5 @@ def relu(x):
 
 
 def relu_grad(g, y):
-    """g where y > 0, else 0: also where g is inf."""
-    return xp.where(y > 0, g, 0)
+    """0 where y <= 0, else g: also where g is inf."""
+    return xp.where(y <= 0, 0, g)

@@ -42,7 +42,7 @@ class sigmoid:
 
 @op(policy=NOT_LISTED, moves=True)
 class relu:
-    """max(x, 0); the gradient at 0 is 0."""
+    """max(x, 0); the gradient at 0 is 0, at nan it passes."""
 
     def forward(m, x):
         return m.relu(x)
@@ -53,7 +53,7 @@ class relu:
 
 @op(policy=NOT_LISTED, mixed="first", moves=True)
 class relu_grad:
-    """g where out, the output of relu, is positive, 0 elsewhere: also where g is inf, which g * (out > 0) would turn into nan."""
+    """0 where out, the output of relu, is 0, else g: also where g is inf, which g * (out > 0) would turn into nan."""
 
     def forward(m, g_, out):
         return m.relu_grad(g_, out)
