@@ -187,8 +187,8 @@ def cast(tensor, dtype):
     found = state.cache.get(key)
     if found is not None and found[1] == tensor._version[0]:
         return found[2]
-    with enable_grad():
-        copy = OPS["to"](tensor, dtype, factor=True)
+    to = OPS["to"] if grad_mode.enabled else enable_grad()(OPS["to"])
+    copy = to(tensor, dtype, factor=True)
     state.cache[key] = (tensor, tensor._version[0], copy)
     return copy
 

@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from minamp import halves
+from minamp.quiet import Quietly, quiet
 
 float64 = np.dtype(np.float64)
 float32 = np.dtype(np.float32)
@@ -76,6 +77,7 @@ _HALF = frozenset((float16, bfloat16))
 _LOW = frozenset((float16, bfloat16, float8_e4m3fn, float8_e5m2))
 _NAMES = ", ".join(f.name for f in FORMATS.values())
 
+_quietly = Quietly()
 _SMALL = 2048  # below this size one astype is quicker than a dozen NumPy calls
 
 
@@ -131,13 +133,12 @@ def narrow(a: np.ndarray, dtype) -> np.ndarray:
     if a.dtype not in FORMATS or dtype not in _LOW:
         raise _unsupported(a.dtype if dtype in _LOW else f"{dtype} for narrow()")
     a = widen(a)
-    with np.errstate(all="ignore"):
-        if dtype != float16:
-            return (_to_odd(a) if a.dtype == float64 else a).astype(dtype)
-        if a.size < _SMALL:
-            return a.astype(dtype)
-        source, target, out = flat(_to_odd(a) if a.dtype == float64 else a, dtype)
-        halves.narrow(source, target)
+    if a.dtype == float64 and (dtype != float16 or a.size >= _SMALL):
+        a = _to_odd(a)
+    if dtype != float16 or a.size < _SMALL:
+        return _quietly.run(a.astype, dtype)
+    source, target, out = flat(a, dtype)
+    _quietly.run(halves.narrow, source, target)
     return out
 
 
@@ -160,14 +161,13 @@ def round_to(a: np.ndarray, dtype, out: np.ndarray | None = None) -> np.ndarray:
     elif dtype not in _LOW:
         result = a
     elif dtype != float16 or a.size < _SMALL:
-        with np.errstate(all="ignore"):
-            result = a.astype(dtype)  # bfloat16 both ways takes 0.6 ms per million, integer arithmetic 0.8
-            if out is None:
-                result = result.astype(float32)
+        # bfloat16 both ways takes 0.6 ms per million, integer arithmetic 0.8
+        result = _quietly.run(a.astype, dtype)
+        if out is None:
+            result = result.astype(float32)
     else:
         source, target, result = flat(a, float32, out)
-        with np.errstate(all="ignore"):
-            halves.round_(source, target)
+        _quietly.run(halves.round_, source, target)
     if out is None or result is out:
         return result
     np.copyto(out, result, casting="unsafe")
@@ -190,8 +190,7 @@ def cast(a: np.ndarray, dtype) -> np.ndarray:
         a = _integers_to_odd(a)
     if dtype in _LOW:
         return narrow(a.astype(float32) if a.dtype.kind == "b" else a, dtype)
-    with np.errstate(all="ignore"):
-        return widen(a).astype(dtype)
+    return _quietly.run(widen(a).astype, dtype)
 
 
 def _array(a) -> np.ndarray:
@@ -216,14 +215,15 @@ def _dense(a: np.ndarray) -> bool:
     return a.transpose(sorted(range(a.ndim), key=lambda i: -a.strides[i])).flags.c_contiguous
 
 
+@quiet
 def _round_tf32(a: np.ndarray) -> np.ndarray:
     """Add just under half of the last place kept, plus one if that place is odd, and cut."""
     bits = a.view(np.int32)
-    with np.errstate(all="ignore"):
-        bits = (bits + 0xFFF + ((bits >> 13) & 1)) & -0x2000
+    bits = (bits + 0xFFF + ((bits >> 13) & 1)) & -0x2000
     return np.where(np.isnan(a), a, bits.view(np.float32))
 
 
+@quiet
 def _to_odd(a: np.ndarray) -> np.ndarray:
     """float64 to float32, truncated, with the last bit set if anything was lost.
 
@@ -252,6 +252,7 @@ def _integers_to_odd(a: np.ndarray) -> np.ndarray:
 # ---------------------------------------------------------------------------------------- stochastic rounding
 
 
+@quiet
 def stochastic_round(a: np.ndarray, dtype, rng: np.random.Generator) -> np.ndarray:
     """Each value of float32 or float64 `a` goes up or down to `dtype`, with odds that give it the mean `a`.
 
@@ -262,13 +263,12 @@ def stochastic_round(a: np.ndarray, dtype, rng: np.random.Generator) -> np.ndarr
     a, f = _array(a), format_of(dtype)
     if a.dtype not in (float32, float64):
         raise _unsupported(f"{a.dtype} for stochastic_round(), which takes float32 or float64")
-    with np.errstate(all="ignore"):
-        x = a.astype(float64)
-        step = _spacing(x, f)
-        steps = np.where(np.abs(x) <= f.max, x / step, 0.0)
-        whole = np.floor(steps)
-        whole += rng.random(a.shape) < steps - whole
-        x = np.where(np.abs(x) <= f.max, np.copysign(whole * step, x), x)
+    x = a.astype(float64)
+    step = _spacing(x, f)
+    steps = np.where(np.abs(x) <= f.max, x / step, 0.0)
+    whole = np.floor(steps)
+    whole += rng.random(a.shape) < steps - whole
+    x = np.where(np.abs(x) <= f.max, np.copysign(whole * step, x), x)
     out = np.empty_like(a, dtype=f.dtype)
     out[...] = cast(x, f.dtype)
     return out
@@ -290,21 +290,21 @@ def ulp(x, dtype):
     return y if y.ndim else float(y)
 
 
+@quiet
 def neighbours(x, dtype):
     """The nearest numbers of the format strictly below and strictly above x (a float or an array), as a pair.
 
     Past the largest number lies inf, or NaN in float8_e4m3fn, which has no inf.
     """
     f, x = format_of(dtype), cast(x, float64)
-    with np.errstate(all="ignore"):
-        # A power of two has the smaller spacing on the side of 0; one float64 step that way finds it.
-        below, above = np.nextafter(x, -np.inf), np.nextafter(x, np.inf)
-        down, up = _spacing(below, f), _spacing(above, f)
-        below, above = (np.ceil(x / down) - 1) * down, (np.floor(x / up) + 1) * up
-        end = np.inf if f.has_inf else np.nan
-        below = np.where(x > f.max, f.max, np.where(below < -f.max, -end, below))
-        above = np.where(x < -f.max, -f.max, np.where(above > f.max, end, above))
-        below, above = (np.where(np.isnan(x), np.nan, y) for y in (below, above))
+    # A power of two has the smaller spacing on the side of 0; one float64 step that way finds it.
+    below, above = np.nextafter(x, -np.inf), np.nextafter(x, np.inf)
+    down, up = _spacing(below, f), _spacing(above, f)
+    below, above = (np.ceil(x / down) - 1) * down, (np.floor(x / up) + 1) * up
+    end = np.inf if f.has_inf else np.nan
+    below = np.where(x > f.max, f.max, np.where(below < -f.max, -end, below))
+    above = np.where(x < -f.max, -f.max, np.where(above > f.max, end, above))
+    below, above = (np.where(np.isnan(x), np.nan, y) for y in (below, above))
     return (below, above) if below.ndim else (float(below), float(above))
 
 

@@ -144,32 +144,33 @@ class GradScaler:
     @backends.guard("unscale_")
     def _unscale(self, optimizer, scale, allow_half=False):
         """Divide every gradient by `scale` (None: only look at them); found_inf, as in _records."""
-        gradients = []
+        gradients = {}  # backend -> (position, gradient) pairs
         for position, owner in enumerate(self._owners(optimizer)):
-            if owner.grad is None:
+            g = owner.grad
+            if g is None:
                 continue
-            if owner.grad.dtype == np.float16 and not allow_half:
+            if g.dtype == np.float16 and not allow_half:
                 raise ValueError(
                     "unscale_: float16 gradients can't be unscaled in half without losing them: keep the weights in float32 "
                     "and run the forward under autocast, or give the optimizer master_weights=True"
                 )
-            gradients.append((position, owner.grad))
+            gradients.setdefault(backends.of(g._data), []).append((position, g))
         if not gradients:
             return None
-        found, kinds = 0.0, {backends.of(g._data) for _, g in gradients}
-        for m in kinds:  # one pass, and on a GPU one wait, per kind of device
-            here = [(position, g) for position, g in gradients if backends.of(g._data) is m]
+        found = 0.0
+        for m, here in gradients.items():  # one pass, and on a GPU one wait, per kind of device
             arrays = [g._data for _, g in here]
             where = backends.device_name(arrays[0])
             flags = m.unscale(arrays, None if scale is None else backends.move(scale._data, where))
             for _, g in here:
                 g._version[0] += 1
-            if self._stays_on_gpu(optimizer, kinds):
+            if self._stays_on_gpu(optimizer, gradients):
                 return flags[:1]
             flags = backends.host(flags)
-            found = max(found, float(flags[0]))
-            for i in np.flatnonzero(flags[1:]):
-                self._evidence.gradient(*here[i])
+            if flags[0]:
+                found = 1.0
+                for i in np.flatnonzero(flags[1:]):
+                    self._evidence.gradient(*here[i])
         return found
 
     def _stays_on_gpu(self, optimizer, kinds):
@@ -301,13 +302,15 @@ class GradScaler:
 
     def _put(self, scale, tracker):
         """Take over the scale's and the count's new values. On a GPU they stay where they are: a captured step reads them."""
+        on_cpu = backends.of(self._scale._data).name == "cpu"
         for name, new in (("_scale", scale), ("_tracker", tracker)):
             old = getattr(self, name)
-            if old.device.type == "cpu":
+            if on_cpu:
                 setattr(self, name, Tensor(np.asarray(new, old.dtype)))
-            elif new is not old._data:
+                continue
+            if new is not old._data:
                 old._data[...] = new
-            old._version[0] += old.device.type != "cpu"
+            old._version[0] += 1
 
     def _as_float32(self, found):
         """found_inf as a 0-dim Tensor where the scale lies."""

@@ -1,8 +1,6 @@
 """The only rooms that know NumPy from CuPy. Everything above asks `of(array)` for the module that computes on it."""
 
-import contextvars
 import functools
-import threading
 
 import numpy as np
 
@@ -10,6 +8,7 @@ from minamp.backends import cpu, device
 from minamp.backends.device import gpu_status
 from minamp.backends.errors import explain, guard
 from minamp.backends.ongrid import OnGrid
+from minamp.quiet import Quietly, quiet  # noqa: F401
 
 
 def of(array):
@@ -21,25 +20,7 @@ def of(array):
     return cuda
 
 
-def quiet(function):
-    """`function` with NumPy's floating-point warnings off: inf and nan are ordinary results here, as in PyTorch (0.5 us)."""
-    return np.errstate(all="ignore")(function)
-
-
-class _Quietly(threading.local):
-    """quietly.run(function, ...): `quiet` for an op's arithmetic, which calls no other op.
-
-    Every thread makes its quiet context once and enters it for each op: an add of two scalars takes 4.3 us that way, and
-    4.9 with an errstate of its own in every call.
-    """
-
-    def __init__(self):
-        context = contextvars.Context()
-        context.run(np.errstate(all="ignore").__enter__)
-        self.run = context.run
-
-
-quietly = _Quietly()
+quietly = Quietly()  # for an op's arithmetic, which calls no other op
 
 
 def array(data):

@@ -49,8 +49,9 @@ from minamp.backends.update import (  # noqa: F401  the scaler's and the optimiz
     widen_all,
 )
 from minamp.backends.upsample import upsample2d, upsample2d_grad  # noqa: F401
-from minamp.formats import cast, is_half, narrow, round_to, widen  # noqa: F401  part of the vocabulary
+from minamp.formats import cast, narrow, round_to, widen  # noqa: F401  part of the vocabulary
 from minamp.formats import flat as _flat
+from minamp.formats import is_half as _is_half
 
 name = "cpu"
 
@@ -226,7 +227,7 @@ def _ordered(x):
 
     So are halves among which is a nan with its sign bit set (bits above those of -inf), which an int16 would call negative.
     """
-    if not is_half(x.dtype) or not x.ndim:
+    if not _is_half(x.dtype) or not x.ndim:
         return x
     low = 0xFC00 if x.dtype == np.float16 else 0xFF80
     return x.view(np.int16) if not x.size or x.view(np.uint16).max() <= low else x

@@ -12,6 +12,7 @@ import numpy as np
 
 from minamp.backends.blocks import blocks, packed, packs
 from minamp.formats import float32, narrow, widen
+from minamp.quiet import quiet
 
 
 def _direction(w, g, weight_decay, maximize, s):
@@ -79,7 +80,7 @@ def _all_finite(x):
     return bool(np.isfinite(flat).all())
 
 
-@np.errstate(all="ignore")
+@quiet
 def unscale(gradients, scale):
     """Multiply every gradient by 1 / scale (an array of one value; None: by 1), rounded to float32 once.
 
