@@ -91,7 +91,9 @@ cast, smaller pieces. The float32 step that it is measured by is as fast as PyTo
 
 def training_rows(name, build, shape, goal32, goal_torch16, rounds):
     candidates = steps(build, shape)
-    slow = {k: candidates.pop(k) for k in list(candidates) if k == "torch autocast"}  # 4 to 14 times the others' time
+    slow = {
+        k: candidates.pop(k) for k in list(candidates) if k == "torch autocast"
+    }  # 4 to 14 times the others' time
     t = fastest(candidates, 4 * rounds) | fastest(slow, rounds)
     ms = {k: f"{1000 * v:.1f} ms" for k, v in t.items()}
     yield Row(
