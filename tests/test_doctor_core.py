@@ -244,6 +244,32 @@ def test_advice_has_its_numbers_from_the_float32_run():
     assert 0 <= numbers["flushed_at_init_scale"] <= numbers["flushed_unscaled"] <= 1
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_scale_of_every_backward_is_taken_out_of_its_gradients(fails):
+    head, x = nn.Linear(8, 4), minamp.randn(16, 8)
+    optimizer, scaler = optim.SGD(head.parameters(), lr=0.1), GradScaler(init_scale=2.0**12)
+    allowed = minamp.tensor([True, True, True, False])
+
+    def step():
+        optimizer.zero_grad()
+        with autocast():
+            z = head(x)
+            z = z.masked_fill(~allowed, -1e9) if fails else z  # in float16 that raises: only the float32 run goes on
+        z = z[:, :3].float()
+        scaler.scale((z * z).mean()).backward()
+        if not fails:  # a second one, scaled by hand
+            ((head(x)[:, :3] ** 2).mean() * 64.0).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    report = minamp.doctor(step, head, optimizer, scaler)
+    assert fails == (report[:1] != [] and report[0].code == "mask_overflows")
+    z = head(x)[:, :3]
+    true = minamp.autograd.grad((z * z).mean(), [z, *head.parameters()])
+    largest_of_one = max(abs(d.numpy()).max() for d in true)
+    assert report.advice.numbers["largest_gradient"] == pytest.approx(largest_of_one, rel=1e-3)
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, minamp.bfloat16])
 @pytest.mark.parametrize("shift", [0, -16, 3])
 def test_gradients_are_counted_by_their_power_of_two(dtype, shift):

@@ -4,14 +4,13 @@ Data flows one way: minamp/restore.py keeps the state safe, instruments.py recor
 the rules (rules/) turn facts into findings, report.py says them. advice.py looks at one step in float32.
 """
 
-import functools
-
 from minamp.autocast import without_autocast
 from minamp.clinic import advice, rules
 from minamp.clinic.advice import Reference
-from minamp.clinic.instruments import Calls, Ops, error_of
+from minamp.clinic.instruments import Backwards, Calls, Ops, error_of
 from minamp.clinic.patient import Patient
 from minamp.clinic.report import Advice, Finding, Report
+from minamp.clinic.rules.base import scale_of
 from minamp.clinic.trace import Trace
 from minamp.record import observe
 from minamp.restore import restored
@@ -65,13 +64,13 @@ def _observe(step, trace, patient):
 
 def _in_float32(step, trace, patient):
     """Run the step once with autocast off. It may fail there: then the advice says so."""
-    aside = Trace()
-    calls = Calls(aside, patient, gradients=False)
-    ops = Ops(calls, ranges=False)
-    scale = functools.cache(lambda count: rules.scale_of_last_backward(aside))  # asked for at every gradient
-    trace.reference = Reference(patient.names, lambda: scale(len(aside.events)))
+    # The step starts from the same state as the first observed one, so its losses are multiplied by the same factors.
+    scales = [scale_of(call)[0] for call in trace.calls("backward") if call.step == 0] or [patient.scale]
+    scales = [1.0, *scales]  # before the first backward nothing is multiplied
+    backwards = Backwards()
+    trace.reference = Reference(patient.names, lambda: scales[min(backwards.count, len(scales) - 1)])
     trace.steps += 1
-    with without_autocast(), trace.reference, ops, observe(trace.reference.tick), calls:
+    with without_autocast(), trace.reference, observe(trace.reference.tick), backwards:
         try:
             step()
             trace.reference.complete = True

@@ -27,14 +27,10 @@ WRITE_GRADIENTS |= {f"optimizer.{name}" for name in METHODS["optimizer"]}
 
 
 class Calls:
-    """Context manager: the calls of the loop that happen inside, as events of `trace`. `patient` names the parameters.
+    """Context manager: the calls of the loop that happen inside, as events of `trace`. `patient` names the parameters."""
 
-    gradients=False: without the gradients before and after each call.
-    """
-
-    def __init__(self, trace, patient, gradients=True):
+    def __init__(self, trace, patient):
         self.trace, self.patient, self.step = trace, patient, 0
-        self.parameters = patient.parameters if gradients else {}
         self.open = []  # a Call or None for every announced call that is running, outermost first
         self.gradient_arrays, self._held = {}, {}
         self._sizes = {}  # a gradient's stamp -> its largest magnitude
@@ -127,7 +123,7 @@ class Calls:
     def gradients(self):
         """Parameter name -> Gradient: of the master where step() will use that one."""
         found, self.gradient_arrays = {}, {}
-        for name, p in self.parameters.items():
+        for name, p in self.patient.parameters.items():
             master = getattr(p, "master", None)
             g = p._grad if master is None or master._grad is None else master._grad
             if g is not None:
@@ -139,6 +135,26 @@ class Calls:
                 found[name] = Gradient(g.dtype, size, stamp)
                 self.gradient_arrays[id(g._data)] = name
         return found
+
+
+class Backwards:
+    """Context manager that counts the calls of backward that have begun inside."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __enter__(self):
+        listeners.append(self)
+        return self
+
+    def __exit__(self, *_):
+        listeners.remove(self)
+
+    def begin(self, name, arguments):
+        self.count += name == "backward"
+
+    def end(self):
+        pass
 
 
 def _announce(objects, family):
@@ -173,13 +189,10 @@ def _lost(weights):
 
 
 class Ops(observe):
-    """Context manager: the forwards that run inside, as events of the trace that `calls` fills.
+    """Context manager: the forwards that run inside, as events of the trace that `calls` fills."""
 
-    ranges=False: without the magnitudes, which cost a pass over every array.
-    """
-
-    def __init__(self, calls, ranges=True):
-        self.calls, self.trace, self.ranges = calls, calls.trace, ranges
+    def __init__(self, calls):
+        self.calls, self.trace = calls, calls.trace
         self.made = {}  # id of an array -> (array, its Value, the version it had)
         calls.value_of = self.value_of
 
@@ -205,7 +218,7 @@ class Ops(observe):
             within=self.calls.current,
         )
         run.output.source = run
-        run.spoilt = _spoilt(run, inputs, output) if self.ranges else None
+        run.spoilt = _spoilt(run, inputs, output)
         self.made[id(output._data)] = (output._data, run.output, output._version[0])
         self.trace.add(run)
 
@@ -229,7 +242,7 @@ class Ops(observe):
         return Value(
             x.dtype,
             x.shape,
-            largest(x._data) if self.ranges else 0.0,
+            largest(x._data),
             recorded,
             trained=recorded and x.is_leaf,
             constant=float(x.item()) if x.numel() == 1 and not recorded else None,

@@ -57,6 +57,11 @@ class Patient:
     def scaled(self):
         return self.scaler is not None and self.scaler.is_enabled()
 
+    @property
+    def scale(self):
+        """The scale that the scaler has now; 1.0 without one."""
+        return self.scaler.get_scale() if self.scaled else 1.0
+
     def describe(self):
         """name -> Parameter."""
         found = {}

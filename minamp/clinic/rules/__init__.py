@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from minamp.clinic.rules import gradients, order, overflow, regions, softmax, state
-from minamp.clinic.rules.base import CODES, RULES, scale_of
+from minamp.clinic.rules.base import CODES, RULES
 
 _FORWARD = (
     "softmax_in_half",
@@ -58,9 +58,3 @@ def explained(error, findings):
         error.kind == kind and text in error.text and codes & set(causes)
         for (kind, text), causes in ERRORS.items()
     )
-
-
-def scale_of_last_backward(trace):
-    """The factor by which the loss of the backward that is running was multiplied."""
-    calls = trace.calls("backward")
-    return scale_of(calls[-1])[0] if calls else 1.0
