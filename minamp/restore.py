@@ -23,6 +23,11 @@ from minamp.record import grad_mode, observers
 from minamp.tensor import Tensor
 
 _ATOMS = (int, float, complex, str, bytes, type, np.generic, np.dtype, types.ModuleType, type(None))
+# A union written where it is used is made anew by every call, and the walk asks these of every object.
+_FILLED, _FIXED = (set, collections.deque), (tuple, frozenset)
+_KEYS = (str, int)
+_OLDER_GENERATORS = (np.random.RandomState, random.Random)
+_CARRIERS = (types.SimpleNamespace, types.FunctionType, dict)  # of the standard library, with what users put in
 _FOREIGN = {
     "numpy",
     "ml_dtypes",
@@ -75,7 +80,7 @@ class Snapshot:
         self._list(observers)
         self._attributes(set_detect_anomaly, ["_current"])
         self._rng(generator())
-        legacy, python = np.random.get_state(), random.getstate()
+        legacy, python = np.random.get_state(legacy=False), random.getstate()
         self._undo.append(lambda: np.random.set_state(legacy))
         self._undo.append(lambda: random.setstate(python))
 
@@ -90,23 +95,23 @@ class Snapshot:
             self._dict(x)
             pairs = ((k, v) for k, v in x.items())
             return [
-                *((f"{path}[{k!r}]" if isinstance(k, str | int) else path, v) for k, v in pairs),
+                *((f"{path}[{k!r}]" if isinstance(k, _KEYS) else path, v) for k, v in pairs),
                 *((path, k) for k in x),
                 *self._instance(path, x),
             ]
         if isinstance(x, list):
             self._list(x)
             return [*((f"{path}[{i}]", v) for i, v in enumerate(x)), *self._instance(path, x)]
-        if isinstance(x, set | collections.deque):
+        if isinstance(x, _FILLED):
             saved = list(x)
             fill = x.update if isinstance(x, set) else x.extend
             self._undo.append(lambda: (x.clear(), fill(saved)))
             return [(path, v) for v in saved]
-        if isinstance(x, tuple | frozenset):
+        if isinstance(x, _FIXED):
             return [(f"{path}[{i}]", v) for i, v in enumerate(x)]
         if isinstance(x, np.random.Generator):
             return self._rng(x)
-        if isinstance(x, np.random.RandomState | random.Random):
+        if isinstance(x, _OLDER_GENERATORS):
             reading, writing = (
                 (x.getstate, x.setstate) if isinstance(x, random.Random) else (x.get_state, x.set_state)
             )
@@ -160,9 +165,7 @@ class Snapshot:
 
     def _instance(self, path, x):
         """The attributes of an object of a class that is not the standard library's or NumPy's."""
-        if _foreign(type(x).__module__) and not isinstance(
-            x, types.SimpleNamespace | types.FunctionType | dict
-        ):
+        if _foreign(type(x).__module__) and not isinstance(x, _CARRIERS):
             return []
         attributes = getattr(x, "__dict__", None)
         found = []
