@@ -308,6 +308,8 @@ def test_softmax_edges(name):
     assert f(minamp.ones(2, dtype=float16), 0, float32).dtype == float32
     with pytest.raises(RuntimeError, match=rf"{name}: not defined for int64: use x.float\(\)"):
         f(tensor([1, 2]), 0)
+    with pytest.raises(RuntimeError, match=rf"{name}: not defined for int64: use x.float\(\)"):
+        f(tensor([1.0, 2.0]), 0, dtype=np.int64)
     with pytest.raises(IndexError, match=rf"{name}: dim 2 is out of range for a tensor of shape \(2,\)"):
         f(tensor([1.0, 2.0]), 2)
 
@@ -325,6 +327,19 @@ def test_batch_norm_moves_the_running_statistics():
     np.testing.assert_allclose((y._data**2).mean(0), 1, rtol=1e-5)  # normalised with n
     OPS["batch_norm"](x, mean, var, training=False)
     assert mean.tolist() == [0.75, 5.0]
+
+
+@pytest.mark.parametrize("shape", [(0, 2), (3, 2, 0)])
+def test_an_empty_batch_moves_no_statistics(shape):
+    mean, var = minamp.ones(2), minamp.ones(2)
+    assert OPS["batch_norm"](minamp.zeros(shape), mean, var, training=True).shape == shape
+    assert mean.tolist() == var.tolist() == [1, 1]
+
+
+def test_group_norm_of_one_value_a_group():
+    with pytest.raises(ValueError, match=r"group_norm: input \(1, 4, 1\) has one value per group"):
+        OPS["group_norm"](minamp.ones(1, 4, 1), 4)
+    assert OPS["group_norm"](minamp.ones(2, 4, 1), 4).tolist() == minamp.zeros(2, 4, 1).tolist()
 
 
 def test_batch_norm_refuses_to_forget_the_statistics_it_used():
@@ -402,6 +417,31 @@ def test_class_weights_and_ignored_ids():
     assert OPS["nll_loss"](logp[:2], tensor([0, 1]), ignore_index=1).item() == 1
 
 
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_softmax_without_dim_takes_torchs_and_warns(name):
+    for shape, dim in (((3,), 0), ((2, 3), 1), ((2, 3, 2), 0), ((2, 3, 2, 2), 1)):
+        x = tensor(a(*shape))
+        with pytest.warns(UserWarning, match=f"{name}: dim is not given, {dim} is taken: pass dim="):
+            y = OPS[name](x)
+        assert y.tolist() == OPS[name](x, dim).tolist()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("weight", [None, Tensor(np.array([0.5, 2.0, 1.0]))])
+def test_what_is_ignored_gets_no_gradient_even_where_nothing_counts(smoothing, weight):
+    x = minamp.zeros(2, 3, dtype=float64, requires_grad=True)
+    loss = OPS["cross_entropy"](x, tensor([-100, -100]), weight, label_smoothing=smoothing)
+    loss.backward()
+    assert math.isnan(loss.item()) and x.grad.tolist() == [[0, 0, 0]] * 2
+
+
+def test_the_mean_over_a_total_weight_of_0_is_nan():
+    for smoothing in (0.0, 0.1):
+        f, weight = OPS["cross_entropy"], tensor([0.0, 1.0])
+        loss = f(tensor([[1.0, 2.0]]), tensor([0]), weight, label_smoothing=smoothing)
+        assert math.isnan(loss.item())
+
+
 def test_label_smoothing_equals_smoothed_probabilities():
     x, target = tensor(a(4, 3)), tensor([2, 0, 1, 1])
     smooth = Tensor(0.7 * np.eye(3)[target._data] + 0.1)
@@ -442,6 +482,35 @@ def test_with_logits_is_finite_where_the_probability_is_not():
     loss = OPS["binary_cross_entropy"](p, tensor([0.0, 1.0]))
     loss.backward()
     assert loss.item() == 100 and np.isfinite(p.grad._data).all()
+
+
+@pytest.mark.parametrize("reduction", ["batchmean", "mean", "sum", "none"])
+@pytest.mark.parametrize("log_target", [False, True])
+def test_the_gradients_of_kl_div_undo_a_broadcast(reduction, log_target):
+    x, t = tensor(a(2, 1), requires_grad=True), tensor(pos(3), requires_grad=True)
+    found = []
+    for inputs in ((x, t), (x.expand(2, 3), t.expand(2, 3))):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that they differ in shape is what this is about
+            y = OPS["kl_div"](*inputs, reduction=reduction, log_target=log_target).sum()
+        found.append([g._data for g in minamp.autograd.grad(y, (x, t))])
+    for ours, expected in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-12)
+
+
+def test_kl_div_of_one_number_is_its_own_batch():
+    x = tensor(-1.0, requires_grad=True)
+    y = OPS["kl_div"](x, tensor(1.0), reduction="batchmean")
+    y.backward()
+    assert y.item() == 1 and x.grad.item() == -1
+
+
+def test_huber_loss_is_linear_from_delta_on():
+    x = tensor([0.5, 1.0, -1.0, 2.0], requires_grad=True)
+    y = OPS["huber_loss"](x, minamp.zeros(4), reduction="sum")
+    (g,) = minamp.autograd.grad(y, x, create_graph=True)
+    (h,) = minamp.autograd.grad(g.sum(), x)
+    assert g.tolist() == [0.5, 1, -1, 1] and h.tolist() == [1, 0, 0, 0]
 
 
 def test_kl_div_counts_zero_probabilities_nothing():
@@ -497,6 +566,12 @@ def test_loss_errors():
         match=r"cross_entropy: weight has shape \(2,\), input \(2, 3\) has 3 classes: give \(3,\)",
     ):
         OPS["cross_entropy"](x, minamp.ones(2, 3), f)
+    with pytest.raises(
+        RuntimeError, match="cross_entropy: ignore_index=1 names a class id, this target holds"
+    ):
+        OPS["cross_entropy"](x, minamp.full(x.shape, 1 / 3), ignore_index=1)
+    with pytest.raises(RuntimeError, match=r"binary_cross_entropy: target must lie in \[0, 1\]"):
+        OPS["binary_cross_entropy"](tensor([0.5, 0.5]), tensor([0.0, 2.0]))
     with pytest.raises(ValueError, match=r"cross_entropy: label_smoothing must lie in \[0, 1\], got 2"):
         OPS["cross_entropy"](x, tensor([0, 1]), label_smoothing=2)
     for name in ("mse_loss", "l1_loss", "kl_div", "binary_cross_entropy_with_logits", "binary_cross_entropy"):

@@ -1,5 +1,7 @@
 """Cross-entropies, of two classes and of C. Those of logits form no probability that could be rounded to 0 or 1."""
 
+import math
+
 from minamp import backends
 from minamp.formats import float32, float64, is_floating
 from minamp.op import BANNED, FP32, composite, op
@@ -70,7 +72,7 @@ def _positives(target, pos_weight):
 class binary_cross_entropy:
     """-(t log p + (1 - t) log(1 - p)) of probabilities p, averaged; logarithms stop at -100. Refused inside autocast.
 
-    input and target in [0, 1] and of one shape; weight broadcasts. RuntimeError for an input outside [0, 1] or nan.
+    input and target in [0, 1] and of one shape; weight broadcasts. RuntimeError for values outside [0, 1] or nan.
     """
 
     def call(input, target, weight=None, reduction="mean"):
@@ -79,11 +81,15 @@ class binary_cross_entropy:
         return (input, target, weight), {"reduction": reduction}
 
     def forward(m, x, target, weight, *, reduction):
-        # on a GPU the check would wait for the device
-        if m.name == "cpu" and not ((x >= 0) & (x <= 1)).all():
-            raise RuntimeError(
-                "binary_cross_entropy: input must lie in [0, 1]: apply sigmoid, or use binary_cross_entropy_with_logits"
-            )
+        if m.name == "cpu":  # on a GPU the check would wait for the device
+            if not ((x >= 0) & (x <= 1)).all():
+                raise RuntimeError(
+                    "binary_cross_entropy: input must lie in [0, 1]: apply sigmoid, or use binary_cross_entropy_with_logits"
+                )
+            if not ((target >= 0) & (target <= 1)).all():
+                raise RuntimeError(
+                    "binary_cross_entropy: target must lie in [0, 1]: give the probability of the positive class"
+                )
         losses = -(target * m.maximum(m.log(x), -100.0) + (1.0 - target) * m.maximum(m.log1p(-x), -100.0))
         return reduced(m, losses if weight is None else losses * weight, reduction)
 
@@ -153,7 +159,7 @@ class nll_loss:
 
     def forward(m, x, kept, weight, *, at, dim, reduction):
         shares = _shares(m, kept, weight, at)
-        losses = m.where(kept > 0, -m.gather(x, dim, at) * shares, m.zeros_like(kept))
+        losses = m.where(kept > 0, -m.gather(x, dim, at) * shares, 0.0)
         if reduction == "none":
             return m.reshape(losses, at.shape[:dim] + at.shape[dim + 1 :])
         return m.sum(losses) / m.sum(shares) if reduction == "mean" else m.sum(losses)
@@ -166,7 +172,9 @@ class nll_loss:
             g = (
                 g / m.mean(shares) * (1.0 / max(at.size, 1))
             )  # as tensors of half a sum beyond 65504 would be inf
-        return m.gather_grad(-(g * shares), dim, at, x_shape)
+        g = g if weight is None else g * shares
+        # 0 for what is ignored, also where nothing counts and g is inf
+        return m.gather_grad(m.where(kept > 0, -g, 0.0), dim, at, x_shape)
 
 
 def _shares(m, kept, weight, at):
@@ -180,7 +188,7 @@ def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean
 
     input (N, C), (N, C, d1, ...) or (C,): logits. target: class ids as in nll_loss, or probabilities of input's shape.
     weight (C,). label_smoothing in [0, 1]: that share of every target is spread evenly (Szegedy et al., 2016, section 7).
-    reduction: 'mean', 'sum', 'none'. ValueError, RuntimeError and IndexError as in nll_loss.
+    ignore_index: for class ids only. reduction: 'mean', 'sum', 'none'. ValueError, RuntimeError and IndexError as in nll_loss.
     """
     check_reduction("cross_entropy", reduction)
     if not 0 <= label_smoothing <= 1:
@@ -189,6 +197,10 @@ def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean
     dim = 0 if input.ndim == 1 else 1
     if input.ndim and input.shape == target.shape and is_floating(target.dtype):
         _check_weight("cross_entropy", input, weight, dim)
+        if ignore_index >= 0:
+            raise RuntimeError(
+                f"cross_entropy: ignore_index={ignore_index} names a class id, this target holds probabilities: leave it out"
+            )
         return _soft_cross_entropy(log_softmax(input, dim), target, weight, reduction, label_smoothing, dim)
     _class_dim("cross_entropy", input, target)
     logp = log_softmax(input, dim)
@@ -207,10 +219,11 @@ def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean
 
 @backends.quiet
 def _inverse_share(kept, double):
-    """How many entries there are for each that counts, 0-dim and on their device so that nobody waits; inf where none does."""
+    """How many entries there are for each that counts, 0-dim and on their device so that nobody waits; nan where none does."""
     m = backends.of(kept)
     counted = m.cast(m.asarray(m.sum(kept)), float64)
-    return m.asarray(m.cast(kept.size / counted, float64 if double else float32))
+    share = m.where(counted == 0, math.nan, kept.size / counted)
+    return m.asarray(m.cast(share, float64 if double else float32))
 
 
 def _soft_cross_entropy(logp, target, weight, reduction, label_smoothing, dim):

@@ -123,7 +123,8 @@ class smooth_l1_loss:
 
 
 def _huber_slope(m, d, delta):
-    return m.where(m.abs(d) <= delta, d, delta * m.sign(d))
+    # at delta both are the same, and the second derivative is 0, as PyTorch's
+    return m.where(m.abs(d) < delta, d, delta * m.sign(d))
 
 
 @op(policy=FP32, mixed="promote", ints="float")
@@ -178,25 +179,26 @@ class kl_div:
         else:
             losses = m.where(target == 0, m.zeros_like(target), target * m.log(target)) - target * x
         if reduction == "batchmean":
-            return m.sum(losses) / x.shape[0]
+            return m.sum(losses) / _batch(x.shape)
         return reduced(m, losses, reduction)
 
     def vjp_x(m, g, target, x_shape, target_shape, reduction, log_target):
-        g = _kl_each(g, x_shape, target_shape, reduction)
+        g = _kl_each(m, g, x_shape, target_shape, reduction)
         return -(g * (m.exp(target) if log_target else target))
 
     def vjp_target(m, g, x, target, reduction, log_target):
-        g = _kl_each(g, x.shape, target.shape, reduction)
+        g = _kl_each(m, g, x.shape, target.shape, reduction)
         if log_target:
             return g * (m.exp(target) * (target - x + 1.0))
         return g * (m.log(target) + 1.0 - x)
 
 
-def _kl_each(g, x_shape, target_shape, reduction):
-    if reduction == "batchmean":
-        return g * (1.0 / max(x_shape[0], 1))
-    return (
-        g * (1.0 / max(math.prod(np.broadcast_shapes(x_shape, target_shape)), 1))
-        if reduction == "mean"
-        else g
-    )
+def _batch(shape):
+    return shape[0] if shape else 1
+
+
+def _kl_each(m, g, x_shape, target_shape, reduction):
+    """The gradient of every single loss, in their shape: target alone may be smaller."""
+    shape = np.broadcast_shapes(x_shape, target_shape)
+    count = {"batchmean": _batch(x_shape), "mean": math.prod(shape)}.get(reduction, 1)
+    return m.expand(g * (1.0 / count) if count > 1 else g, shape)

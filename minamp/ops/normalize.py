@@ -4,6 +4,9 @@ Nothing is kept for backward but the input (or, for softmax, the output): mean a
 """
 
 import math
+import warnings
+
+import numpy as np
 
 from minamp.formats import float32, float64, format_of, is_floating
 from minamp.op import FP32, FP32_SET_OPT_DTYPE, NOT_LISTED, op
@@ -14,20 +17,29 @@ from minamp.tensor import same_device
 
 
 def _floating(name, x, dtype=None):
-    if dtype is None and not is_floating(x.dtype):
-        raise RuntimeError(f"{name}: not defined for {x.dtype}: use x.float()")
+    dtype = x.dtype if dtype is None else np.dtype(dtype)
+    if not is_floating(dtype):
+        raise RuntimeError(f"{name}: not defined for {dtype}: use x.float()")
+
+
+def _softmax_arguments(name, x, dim, dtype):
+    _floating(name, x, dtype)
+    if dim is None:
+        dim = 0 if x.ndim in (0, 1, 3) else 1
+        warnings.warn(f"{name}: dim is not given, {dim} is taken: pass dim=", UserWarning, stacklevel=4)
+    return (x,), {"dim": dim_of(name, x, dim), "dtype": dtype}
 
 
 @op(policy=FP32_SET_OPT_DTYPE)
 class softmax:
     """e**x / sum(e**x) over dim, shifted by the largest x so that nothing overflows. dtype: cast to it first.
 
-    Any shape; RuntimeError for integers without dtype. A row of only -inf gives nan. Half is computed in float32.
+    Any shape; RuntimeError for integers without a floating dtype. A row of only -inf gives nan. Half is computed in float32.
+    dim left out warns and is 0 of 0, 1 or 3 dimensions, else 1.
     """
 
-    def call(input, dim, dtype=None):
-        _floating("softmax", input, dtype)
-        return (input,), {"dim": dim_of("softmax", input, dim), "dtype": dtype}
+    def call(input, dim=None, dtype=None):
+        return _softmax_arguments("softmax", input, dim, dtype)
 
     def forward(m, x, *, dim, dtype):
         if not x.size:
@@ -43,12 +55,12 @@ class softmax:
 class log_softmax:
     """log(softmax(x)) over dim without ever forming a probability, so that small ones keep their logarithm.
 
-    Any shape; RuntimeError for integers without dtype. A row of only -inf gives nan. Half is computed in float32.
+    Any shape; RuntimeError for integers without a floating dtype. A row of only -inf gives nan. Half is computed in float32.
+    dim left out: as softmax.
     """
 
-    def call(input, dim, dtype=None):
-        _floating("log_softmax", input, dtype)
-        return (input,), {"dim": dim_of("log_softmax", input, dim), "dtype": dtype}
+    def call(input, dim=None, dtype=None):
+        return _softmax_arguments("log_softmax", input, dim, dtype)
 
     def forward(m, x, *, dim, dtype):
         if not x.size:
@@ -199,7 +211,8 @@ def _over_channels(ndim):
 class group_norm:
     """layer_norm over groups of channels of each sample (Wu and He, 2018, section 3.1).
 
-    input (N, C, ...), C divisible by num_groups, weight and bias (C,) or None. RuntimeError otherwise.
+    input (N, C, ...), C divisible by num_groups, weight and bias (C,) or None: RuntimeError otherwise. ValueError for one
+    sample with one value a group.
     """
 
     def call(input, num_groups, weight=None, bias=None, eps=1e-5):
@@ -207,6 +220,10 @@ class group_norm:
         if num_groups < 1 or input.shape[1] % num_groups:
             raise RuntimeError(
                 f"group_norm: {input.shape[1]} channels can't be split into {num_groups} groups: choose a divisor"
+            )
+        if input.numel() == num_groups:
+            raise ValueError(
+                f"group_norm: input {input.shape} has one value per group, whose variance is 0: take fewer groups"
             )
         return (input, weight, bias), {"groups": num_groups, "eps": eps}
 
@@ -238,7 +255,8 @@ class batch_norm:
 
     input (N, C, ...); the statistics, weight and bias (C,) or None. training=True takes mean and variance from the batch
     and moves the running ones a step of `momentum` towards them, in place and outside the record (the variance divided by
-    n - 1, as PyTorch does); training=False uses the running ones. Half input with float32 parameters gives half output.
+    n - 1, as PyTorch does; an empty batch moves nothing); training=False uses the running ones. Half input with float32
+    parameters gives half output.
     ValueError for a batch with one value a channel, RuntimeError for missing statistics or wrong shapes.
     """
 
@@ -263,7 +281,7 @@ class batch_norm:
                 "eps": eps,
             }
         return (input, weight, bias, None, None), {
-            "running": (running_mean, running_var),
+            "running": (running_mean, running_var) if input.numel() else (None, None),
             "momentum": momentum,
             "eps": eps,
         }
