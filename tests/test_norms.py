@@ -94,6 +94,13 @@ def test_other_gradients_at_zero_are_finite(function):
     assert np.isfinite(y._data).all() and np.isfinite(g._data).all() and np.isfinite(h._data).all()
 
 
+def test_cosine_similarity_of_a_vector_shorter_than_eps():
+    x, y = minamp.tensor([[0.3, 0.4]], requires_grad=True), minamp.tensor([[1.0, 0.0]])
+    F.cosine_similarity(x, y, eps=2.0).sum().backward()
+    # both count as of length 2, and the length of x is taken to grow along x / |x|: (y/2 - x/|x| * (x/2 . y/2)) / 2
+    np.testing.assert_allclose(x.grad._data, [[(0.5 - 0.6 * 0.075) / 2, -0.8 * 0.075 / 2]], rtol=1e-6)
+
+
 # ---- half: squares are float32
 
 

@@ -123,10 +123,12 @@ def _unit(m, x, dim, eps):
 
 
 def _cosine_vjp(m, g, a, b, dim, eps):
-    """The part of b's direction that is across a, over a's length."""
+    """The part of b's direction that is across a, over a's length; a shorter than eps has a direction too, as in PyTorch."""
     (ua, length), (ub, _) = _unit(m, a, dim, eps), _unit(m, b, dim, eps)
+    norm = m.vector_norm(a, 2, (dim,), True)
+    along = a / m.where(norm == 0, m.ones_like(norm), norm)
     g = m.reshape(g, length.shape)
-    return g * (ub - ua * m.sum(ua * ub, (dim,), True)) / length
+    return g * (ub - along * m.sum(ua * ub, (dim,), True)) / length
 
 
 # ------------------------------------------------------------------------------------------------------------------ logsumexp
