@@ -598,6 +598,24 @@ def test_the_smaller_layers_call_their_functions():
         nn.GroupNorm(2, 3)
 
 
+def test_layers_of_no_features_and_gains_of_convolutions():
+    x = minamp.ones(2, 0)
+    assert nn.Linear(0, 3)(x).tolist() == [[0.0] * 3] * 2
+    assert nn.init.kaiming_normal_(minamp.zeros(0, 4), mode="fan_out").shape == (0, 4)
+    for kind in ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"):
+        assert nn.init.calculate_gain(kind) == 1
+
+
+def test_a_padding_row_counted_from_the_end():
+    table = nn.Embedding(5, 3, padding_idx=-1)
+    assert table.padding_idx == 4 and table.weight[4].tolist() == [0.0] * 3
+    for wrong in (5, -6):
+        with pytest.raises(
+            AssertionError, match=f"Embedding: padding_idx {wrong} is outside a table of 5 rows"
+        ):
+            nn.Embedding(5, 3, padding_idx=wrong)
+
+
 def test_the_padding_row_of_an_embedding_stays_zero():
     table = nn.Embedding(5, 3, padding_idx=1)
     out = table(minamp.tensor([1, 2, 1]))

@@ -46,7 +46,8 @@ def ones_(tensor):
 
 def calculate_gain(nonlinearity, param=None):
     """The factor that keeps the variance through `nonlinearity`; param: leaky_relu's slope (0.01)."""
-    gains = {"linear": 1.0, "conv2d": 1.0, "sigmoid": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2), "selu": 3 / 4}
+    gains = {"linear": 1.0, "sigmoid": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2), "selu": 3 / 4}
+    gains |= {f"conv{kind}{dims}d": 1.0 for kind in ("", "_transpose") for dims in (1, 2, 3)}
     if nonlinearity == "leaky_relu":
         return math.sqrt(2 / (1 + (0.01 if param is None else param) ** 2))
     if nonlinearity not in gains:
@@ -80,7 +81,9 @@ def xavier_normal_(tensor, gain=1.0):
 def _kaiming_std(tensor, a, mode, nonlinearity):
     if mode not in ("fan_in", "fan_out"):
         raise ValueError(f"kaiming: mode must be 'fan_in' or 'fan_out', got {mode!r}")
-    return calculate_gain(nonlinearity, a) / math.sqrt(fans(tensor)[mode == "fan_out"])
+    return calculate_gain(nonlinearity, a) / math.sqrt(
+        max(fans(tensor)[mode == "fan_out"], 1)
+    )  # 0 of an empty one
 
 
 def kaiming_uniform_(tensor, a=0, mode="fan_in", nonlinearity="leaky_relu"):

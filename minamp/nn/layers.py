@@ -32,7 +32,8 @@ def _fan_in_init(weight, bias):
         weight, a=math.sqrt(5)
     )  # gain sqrt(2/6), times sqrt(3): a bound of exactly 1/sqrt(fan_in)
     if bias is not None:
-        bound = 1 / math.sqrt(init.fans(weight)[0]) if weight.numel() else 0.0
+        fan_in = init.fans(weight)[0]
+        bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
         init.uniform_(bias, -bound, bound)
 
 
@@ -179,6 +180,13 @@ class Embedding(Module):
 
     def __init__(self, num_embeddings, embedding_dim, padding_idx=None, device=None, dtype=None):
         super().__init__()
+        if padding_idx is not None:
+            if not -num_embeddings <= padding_idx < num_embeddings:
+                raise AssertionError(
+                    f"Embedding: padding_idx {padding_idx} is outside a table of {num_embeddings} rows: "
+                    f"give 0 to {num_embeddings - 1}"
+                )
+            padding_idx %= num_embeddings
         self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
         self.weight = new_parameter((num_embeddings, embedding_dim), dtype=dtype, device=device)
         init.normal_(self.weight)
