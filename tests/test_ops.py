@@ -2,6 +2,7 @@
 first and second order, and what these ops promise beyond their gradients. Half formats: test_half.py."""
 
 import math
+import re
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -570,6 +571,17 @@ def test_loss_errors():
         RuntimeError, match="cross_entropy: ignore_index=1 names a class id, this target holds"
     ):
         OPS["cross_entropy"](x, minamp.full(x.shape, 1 / 3), ignore_index=1)
+    for name, options in (
+        ("binary_cross_entropy", {"weight": minamp.ones(2, 3)}),
+        ("binary_cross_entropy_with_logits", {"weight": minamp.ones(2, 3)}),
+        ("binary_cross_entropy_with_logits", {"pos_weight": minamp.ones(2)}),
+    ):
+        ((what, weight),), p = options.items(), minamp.full((3,), 0.5)
+        shapes = (
+            rf"{name}: {what} {re.escape(str(weight.shape))} can't be expanded to the shape of input \(3,\)"
+        )
+        with pytest.raises(RuntimeError, match=shapes):
+            OPS[name](p, p, **options)
     with pytest.raises(RuntimeError, match=r"binary_cross_entropy: target must lie in \[0, 1\]"):
         OPS["binary_cross_entropy"](tensor([0.5, 0.5]), tensor([0.0, 2.0]))
     with pytest.raises(ValueError, match=r"cross_entropy: label_smoothing must lie in \[0, 1\], got 2"):

@@ -15,11 +15,20 @@ from minamp.tensor import Tensor, same_device
 # --------------------------------------------------------------------------------------------------------------- of two classes
 
 
-def _check_same(name, input, target):
+def _check_like(name, input, target, **weights):
+    """target has the shape of input, and weights can be expanded to it."""
     if input.shape != target.shape:
         raise ValueError(
             f"{name}: target {target.shape} must have the shape of input {input.shape}: reshape one of them"
         )
+    for what, weight in weights.items():
+        if weight is None:
+            continue
+        sizes = zip(reversed(weight.shape), reversed(input.shape), strict=False)
+        if weight.ndim > input.ndim or any(n not in (1, size) for n, size in sizes):
+            raise RuntimeError(
+                f"{name}: {what} {weight.shape} can't be expanded to the shape of input {input.shape}: reshape it"
+            )
 
 
 @op(policy=FP32, mixed="promote")
@@ -27,12 +36,12 @@ class binary_cross_entropy_with_logits:
     """-(t log s + (1 - t) log(1 - s)) with s = sigmoid(input), averaged, without ever rounding s to 0 or 1.
 
     target in [0, 1], of input's shape (ValueError otherwise). weight multiplies every loss, pos_weight the term of the positives;
-    both broadcast against input. reduction: 'mean', 'sum', 'none'.
+    both expand to input's shape (RuntimeError otherwise). reduction: 'mean', 'sum', 'none'.
     """
 
     def call(input, target, weight=None, reduction="mean", pos_weight=None):
         check_reduction("binary_cross_entropy_with_logits", reduction)
-        _check_same("binary_cross_entropy_with_logits", input, target)
+        _check_like("binary_cross_entropy_with_logits", input, target, weight=weight, pos_weight=pos_weight)
         return (input, target, weight, pos_weight), {"reduction": reduction}
 
     def forward(m, x, target, weight, pos_weight, *, reduction):
@@ -72,12 +81,12 @@ def _positives(target, pos_weight):
 class binary_cross_entropy:
     """-(t log p + (1 - t) log(1 - p)) of probabilities p, averaged; logarithms stop at -100. Refused inside autocast.
 
-    input and target in [0, 1] and of one shape; weight broadcasts. RuntimeError for values outside [0, 1] or nan.
+    input and target in [0, 1] and of one shape; weight expands to it. RuntimeError otherwise, and for nan.
     """
 
     def call(input, target, weight=None, reduction="mean"):
         check_reduction("binary_cross_entropy", reduction)
-        _check_same("binary_cross_entropy", input, target)
+        _check_like("binary_cross_entropy", input, target, weight=weight)
         return (input, target, weight), {"reduction": reduction}
 
     def forward(m, x, target, weight, *, reduction):
