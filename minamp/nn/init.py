@@ -81,9 +81,8 @@ def xavier_normal_(tensor, gain=1.0):
 def _kaiming_std(tensor, a, mode, nonlinearity):
     if mode not in ("fan_in", "fan_out"):
         raise ValueError(f"kaiming: mode must be 'fan_in' or 'fan_out', got {mode!r}")
-    return calculate_gain(nonlinearity, a) / math.sqrt(
-        max(fans(tensor)[mode == "fan_out"], 1)
-    )  # 0 of an empty one
+    fan = fans(tensor)[mode == "fan_out"]
+    return calculate_gain(nonlinearity, a) / math.sqrt(max(fan, 1))  # 0 for an empty tensor
 
 
 def kaiming_uniform_(tensor, a=0, mode="fan_in", nonlinearity="leaky_relu"):
