@@ -200,6 +200,15 @@ def test_gradients_of_convolutions():
         normal(2),
     )
     check_grads(lambda x, w: conv_transpose2d(x, w), normal(2, 3, 2), normal(2, 2, 2, 2))
+    # an output_padding of the stride or more, which the dilation allows: a convolution of the gradient would be larger
+    for settings in (dict(output_padding=1), dict(stride=(1, 2), output_padding=(0, 2), groups=2)):
+        settings["dilation"] = (2, 3)
+        check_grads(
+            lambda x, w, s=settings: conv_transpose2d(x, w, **s),
+            normal(2, 2, 3, 2),
+            normal(2, 1, 2, 2),
+            order=2,
+        )
 
 
 def test_gradients_of_the_gradient_ops():

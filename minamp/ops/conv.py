@@ -115,6 +115,13 @@ def like_input(m, y, x_shape, dims):
     return m.reshape(y, y.shape[dims + 2 - len(x_shape) : 2] + y.shape[4 - dims :])
 
 
+def _cropped(m, y, shape):
+    """y without the rows and columns that `shape` has not: an output_padding of a stride or more makes room for them."""
+    if y.shape[-2:] == shape[-2:]:
+        return y
+    return m.index(y, (..., slice(shape[-2]), slice(shape[-1])))
+
+
 # --------------------------------------------------------------------------------------------------------------- convolutions
 
 
@@ -163,8 +170,8 @@ class conv2d_input_grad:
     def forward(m, g, w, *, x_shape, stride, padding, dilation, groups):
         return m.conv2d_input_grad(g, w, x_shape, stride, padding, dilation, groups)
 
-    def vjp_g(m, gx, w, stride, padding, dilation, groups):
-        return m.conv2d(gx, w, None, stride, padding, dilation, groups)
+    def vjp_g(m, gx, w, g_shape, stride, padding, dilation, groups):
+        return _cropped(m, m.conv2d(gx, w, None, stride, padding, dilation, groups), g_shape)
 
     def vjp_w(m, gx, g, w_shape, stride, padding, dilation, groups):
         return m.conv2d_weight_grad(g, gx, w_shape, stride, padding, dilation, groups)
@@ -187,8 +194,8 @@ class conv2d_weight_grad:
     def forward(m, g, x, *, w_shape, stride, padding, dilation, groups):
         return m.conv2d_weight_grad(g, x, w_shape, stride, padding, dilation, groups)
 
-    def vjp_g(m, gw, x, stride, padding, dilation, groups):
-        return m.conv2d(x, gw, None, stride, padding, dilation, groups)
+    def vjp_g(m, gw, x, g_shape, stride, padding, dilation, groups):
+        return _cropped(m, m.conv2d(x, gw, None, stride, padding, dilation, groups), g_shape)
 
     def vjp_x(m, gw, g, x_shape, stride, padding, dilation, groups):
         return m.conv2d_input_grad(g, gw, x_shape, stride, padding, dilation, groups)
@@ -256,9 +263,8 @@ class conv_transpose2d:
         return like_input(m, y, input.shape, 2)
 
     def vjp_input(m, g, weight, input_shape, stride, padding, dilation, groups):
-        return m.reshape(
-            m.conv2d(images(m, g, 2), weight, None, stride, padding, dilation, groups), input_shape
-        )
+        gx = m.conv2d(images(m, g, 2), weight, None, stride, padding, dilation, groups)
+        return m.reshape(_cropped(m, gx, input_shape), input_shape)
 
     def vjp_weight(m, g, input, weight_shape, stride, padding, dilation, groups):
         g, x = images(m, g, 2), images(m, input, 2)
