@@ -155,6 +155,16 @@ def test_half_results_are_the_exact_ones_rounded_once():
     np.testing.assert_array_equal(OP.addmm(b, x, w, beta=0.5, alpha=3)._data, added.astype(np.float16))
 
 
+def test_linear_with_a_vector_for_weight_and_biases_that_broadcast():
+    for shape in ((3,), (2, 3), (2, 2, 3)):
+        check_grads(OPS["linear"], a(*shape), a(3), order=2)
+        check_grads(OPS["linear"], a(*shape), a(3), a(), order=2)
+    check_grads(OPS["linear"], a(2, 3), a(4, 3), a(2, 1))
+    check_grads(OPS["linear"], a(2, 3), a(4, 3), a())
+    x = tensor([1.0, 2.0], dtype=float16)
+    assert OPS["linear"](x, x).item() == 5.0 and OPS["linear"](x, x).shape == ()
+
+
 def test_zero_factors_leave_their_term_out():
     nan, ones = minamp.full((2, 2), np.nan), minamp.ones(2, 2)
     assert (OP.addmm(nan, ones, ones, beta=0)._data == 2).all()
@@ -312,6 +322,15 @@ ERRORS = [
         r"addmv: input \(3,\) can't be expanded to the product's shape \(2,\)",
     ),
     (lambda: OP.addmv(t(2), t(2, 3), t(2)), r"addmv: needs a matrix"),
+    (lambda: OP.linear(t(2, 3), t(4, 3), t(5)), r"linear: bias \(5,\) can't be expanded .* shape \(2, 4\)"),
+    (
+        lambda: OP.linear(t(3), t(3), t(5)),
+        r"linear: bias \(5,\) can't be expanded to the result's shape \(\)",
+    ),
+    (
+        lambda: OP.linear(t(2, 3), t(1, 4, 3)),
+        r"linear: weight must be \(out, in\) or \(in,\), got .* \(1, 4, 3\)",
+    ),
     (
         lambda: OP.einsum("ij,jk", t(2, 3)),
         r"einsum: 'ij,jk' has 2 terms for 1 operands: give one tensor per term",

@@ -197,7 +197,7 @@ def linear(x, weight, bias):
     be written all the same; and computed from the float32 sum instead of the half y they would not give the CPU's numbers.
     """
     x, weight = _alike(x, weight)
-    if bias is None or not bias.dtype == x.dtype:
+    if bias is None or not bias.dtype == x.dtype or weight.ndim == 1:
         y = matmul_wide(x, weight.T)
         return y if bias is None else y + widen(bias)
     y = xp.empty((*x.shape[:-1], len(weight)), x.dtype)

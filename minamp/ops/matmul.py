@@ -47,25 +47,45 @@ class matmul_wide:
         return m.matmul_wide(m.mT(a), g)
 
 
+def _expands(shape, to):
+    lead = len(to) - len(shape)
+    return lead >= 0 and all(n in (1, size) for n, size in zip(shape, to[lead:], strict=True))
+
+
 @op(policy=LOWER_PRECISION, stored=True)
 class linear:
-    """x @ weight.T + bias. x (..., in), weight (out, in), bias (out,) or None; the bias is added in float32, before rounding."""
+    """x @ weight.T + bias. x (..., in), weight (out, in), bias (out,) or None; the bias is added in float32, before rounding.
+
+    weight may be a vector (in,): the result is (...,) then, and bias, if given, a number. RuntimeError for other shapes.
+    """
 
     def call(x, weight, bias=None):
+        if weight.ndim not in (1, 2):
+            raise RuntimeError(f"linear: weight must be (out, in) or (in,), got shape {weight.shape}")
         if x.shape[-1:] != weight.shape[-1:]:
             raise RuntimeError(
                 f"linear: x {x.shape} has {x.shape[-1:]} features, weight {weight.shape} takes {weight.shape[-1:]}"
             )
+        if bias is not None and bias.shape != weight.shape[:-1]:
+            shape = x.shape[:-1] + weight.shape[:-1]
+            if not _expands(bias.shape, shape):
+                raise RuntimeError(
+                    f"linear: bias {bias.shape} can't be expanded to the result's shape {shape}"
+                )
         return (x, weight, bias), {}
 
     def forward(m, x, weight, bias):
         return m.linear(x, weight, bias)
 
     def vjp_x(m, g, weight):
+        if weight.ndim == 1:
+            return m.matmul(m.reshape(g, (*g.shape, 1)), m.reshape(weight, (1, -1)))
         return m.matmul(g, weight)
 
-    def vjp_weight(m, g, x):
-        return m.matmul(m.mT(m.reshape(g, (-1, g.shape[-1]))), m.reshape(x, (-1, x.shape[-1])))
+    def vjp_weight(m, g, x, weight_shape):
+        out = 1 if len(weight_shape) == 1 else weight_shape[0]
+        gw = m.matmul(m.mT(m.reshape(g, (-1, out))), m.reshape(x, (-1, x.shape[-1])))
+        return m.reshape(gw, weight_shape)
 
-    def vjp_bias(m, g):
-        return m.sum(m.reshape(g, (-1, g.shape[-1])), 0)
+    def vjp_bias(m, g, bias_shape):
+        return m.sum_to(g, bias_shape)
