@@ -92,6 +92,9 @@ def test_dtypes():
     ints, flags = tensor([[1, 2], [3, 4]]), Tensor(np.array([True, True, False]))
     assert ints.cumsum(1).tolist() == [[1, 3], [3, 7]] and ints.cumprod(0).tolist() == [[1, 2], [3, 8]]
     assert ints.int().prod().dtype == ints.int().cumsum(0).dtype == flags.cumsum(0).dtype == np.int64
+    bytes_ = tensor([200, 100], dtype=minamp.uint8)
+    assert bytes_.prod().dtype == bytes_.cumsum(0).dtype == bytes_.cumprod(0).dtype == np.int64
+    assert bytes_.cumsum(0).tolist() == [200, 300] and (bytes_.prod() * -1).item() == -20000
     assert flags.prod().item() == 0 and flags.cumsum(0).tolist() == [1, 2, 2]
     h = minamp.ones(3, dtype=float16)
     for name, args in (("cumsum", (0,)), ("cumprod", (0,)), ("prod", ()), ("prod", (0,))):

@@ -1,19 +1,28 @@
 """series.py on the GPU: running products, recurrences and vector norms, in float32 for half."""
 
+import numpy as np
+
 from minamp.backends.cuda_cast import widen
 from minamp.backends.device import xp
 
 
+def _signed(x):
+    """x, and integers as int64: NumPy would sum uint8 up as uint64."""
+    return x.astype(np.int64) if x.dtype.kind in "iub" else x
+
+
 def cumsum(x, dim):
-    return xp.cumsum(widen(x), axis=dim) if x.ndim else x
+    x = _signed(widen(x))
+    return xp.cumsum(x, axis=dim) if x.ndim else x
 
 
 def prod(x, dim, keepdim=False):
-    return xp.prod(widen(x), axis=dim, keepdims=keepdim)
+    return xp.prod(_signed(widen(x)), axis=dim, keepdims=keepdim)
 
 
 def cumprod(x, dim):
-    return xp.cumprod(widen(x), axis=dim) if x.ndim else x
+    x = _signed(widen(x))
+    return xp.cumprod(x, axis=dim) if x.ndim else x
 
 
 def recurrence(a, b, dim):

@@ -5,16 +5,23 @@ import numpy as np
 from minamp.formats import widen
 
 
+def _signed(x):
+    """x, and integers as int64: NumPy would sum uint8 up as uint64."""
+    return x.astype(np.int64) if x.dtype.kind in "iub" else x
+
+
 def cumsum(x, dim):
-    return np.cumsum(widen(x), axis=dim) if x.ndim else x
+    x = _signed(widen(x))
+    return np.cumsum(x, axis=dim) if x.ndim else x
 
 
 def prod(x, dim, keepdim=False):
-    return np.prod(widen(x), axis=dim, keepdims=keepdim)
+    return np.prod(_signed(widen(x)), axis=dim, keepdims=keepdim)
 
 
 def cumprod(x, dim):
-    return np.cumprod(widen(x), axis=dim) if x.ndim else x
+    x = _signed(widen(x))
+    return np.cumprod(x, axis=dim) if x.ndim else x
 
 
 def recurrence(a, b, dim):
