@@ -379,8 +379,11 @@ class Tensor(Methods):
 
     def copy_(self, other):
         other = other if isinstance(other, Tensor) else Tensor(backends.array(other))
-        other = other.to(self.device)
-        self._write(OPS["expand"].plain(other, self.shape), "copy_")
+        result = OPS["expand"].plain(other.to(self.device), self.shape)
+        if grad_mode.enabled and self.requires_grad:  # what stood here is lost, and its gradient is 0
+            values = (self, result.to(self.dtype))
+            result = OPS["index_put"]._run(values, {"key": Ellipsis, "accumulate": False})
+        self._write(result, "copy_")
         return self
 
     def fill_(self, value):

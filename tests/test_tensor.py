@@ -54,6 +54,19 @@ def test_constructor_dtypes():
     assert tensor([1e6], dtype=float16).item() == float("inf")
     with pytest.raises(RuntimeError, match="only floating tensors can require gradients, this one is int64"):
         tensor([1], requires_grad=True)
+@pytest.mark.parametrize("dtype", [float32, float16, bfloat16])
+def test_what_is_overwritten_gets_no_gradient(dtype):
+    for write in (lambda y: y.zero_(), lambda y: y.fill_(float("inf")), lambda y: y.copy_(tensor([5.0]))):
+        x = tensor([1.0, 2.0], dtype=dtype, requires_grad=True)
+        y = x * 3.0
+        write(y)
+        assert y.requires_grad
+        (y * 2.0).sum().backward()
+        assert x.grad.tolist() == [0.0, 0.0] and x.grad.dtype == dtype
+    x, v = tensor([1.0, 2.0], dtype=dtype, requires_grad=True), tensor([4.0], requires_grad=True)
+    y = (x * 3.0).copy_(v)
+    (y * 2.0).sum().backward()
+    assert x.grad.tolist() == [0.0, 0.0] and v.grad.tolist() == [4.0]
 
 
 def test_conversions_and_queries():
