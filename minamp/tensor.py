@@ -418,6 +418,11 @@ class Tensor(Methods):
         elif not value.device.same(self.device):  # a number, wherever it lies
             value = value.to(self.device)
         value = value.to(self.dtype)
+        if steps := ints_first(key):
+            key, rest = steps
+            part = self[key].clone()
+            part[rest] = value
+            value = part
         if grad_mode.enabled and (self.requires_grad or value.requires_grad):
             # never autocast, and `key` may hold slices: past index_put's own argument checks
             result = OPS["index_put"]._run((self, value), {"key": key, "accumulate": False})
@@ -466,14 +471,52 @@ def to_arguments(args, dtype, device):
 
 
 def plain_key(key, x):
-    """An index of x with every Tensor in it replaced by its array. RuntimeError for one on a GPU that x is not on."""
+    """An index of x with every Tensor in it replaced by its array; uint8 is a mask, as in PyTorch.
+
+    RuntimeError for a Tensor on a GPU that x is not on, ValueError for a slice that does not go forward.
+    """
     if isinstance(key, tuple):
         return tuple(plain_key(k, x) for k in key)
+    if isinstance(key, slice):
+        if key.step is not None and key.step < 1:
+            raise ValueError(f"index: slice step {key.step} must be greater than zero: use x.flip(dim)")
+        return key
     if not isinstance(key, Tensor):
         return key
     if type(key._data) is not np.ndarray:  # one on the CPU is moved, as in PyTorch
         same_device("index", x=x, index=key)
-    return key._data
+    return key._data.astype(np.bool_) if key.dtype == np.uint8 else key._data
+
+
+_BASIC = (int, slice, type(None), type(...))
+
+
+def ints_first(key):
+    """(a, b) so that PyTorch's x[key] is NumPy's x[a][b]; None where both read `key` alike.
+
+    An int takes its dimension away before PyTorch looks at index arrays: x[0, :, [1, 2]] is x[0][:, [1, 2]]. For NumPy it
+    is one more index array, and the dimension of arrays that stand apart moves to the front.
+    """
+    # the two differ over an int, an array and what keeps them apart
+    if not isinstance(key, tuple) or len(key) < 3 or all(type(k) in _BASIC for k in key):
+        return None
+    parts = [None if k is None or k is ... or isinstance(k, slice) else _arraylike(k) for k in key]
+    kinds = ["." if a is None else "i" if not a.ndim and a.dtype.kind in "iu" else "a" for a in parts]
+    read = "".join(kinds)
+    arrays_apart = "." in read.replace("i", "").strip(".")
+    if not {"i", "a"} <= set(read) or arrays_apart or "." not in read.strip("."):
+        return None
+    first = []
+    for k, a, kind in zip(key, parts, kinds, strict=True):
+        if kind == "i" or k is ...:
+            first.append(k)
+        elif k is not None:  # a slice or an index array reads one dimension, a mask as many as it has
+            first += [slice(None)] * (a.ndim if kind == "a" and a.dtype == np.bool_ else 1)
+    return tuple(first), tuple(k for k, kind in zip(key, kinds, strict=True) if kind != "i")
+
+
+def _arraylike(k):
+    return k if hasattr(k, "ndim") else np.asarray(k)
 
 
 def same_device(name, **tensors):

@@ -389,6 +389,58 @@ def test_pads():
             F.pad(x, pad, mode=mode, value=value)
 
 
+def test_an_int_takes_its_dimension_away_before_index_arrays_are_looked_at():
+    data = np.arange(360.0).reshape(3, 4, 5, 6)
+    mask = Tensor(np.array([True, False, True, False]))
+    for key, expected in (
+        ((0, slice(None), [1, 2]), data[0][:, [1, 2]]),
+        ((at(0), slice(None), at([1, 2])), data[0][:, [1, 2]]),
+        ((slice(None), 0, ..., [0, 1]), data[:, 0][..., [0, 1]]),
+        ((slice(None), [0, 1], slice(None), 0), data[:, :, :, 0][:, [0, 1]]),
+        ((slice(None), mask, slice(None), -1), data[..., -1][:, mask.numpy()]),
+        ((0, None, [1, 2]), data[0][None, [1, 2]]),
+        (([0, 1], slice(None), 0), data[[0, 1], :, 0]),
+        ((0, slice(None), [0, 1], slice(None)), data[0][:, [0, 1]]),
+        ((0, [0, 1], slice(None), [1, 2]), data[0][[0, 1], :, [1, 2]]),  # these stand apart: to the front
+        ((at(0), slice(None), 1), data[0, :, 1]),
+    ):
+        x = tensor(data, requires_grad=True)
+        picked = x[key]
+        assert picked.tolist() == expected.tolist(), key
+        picked.backward(picked.detach())
+        kept = np.where(np.isin(data, expected), data, 0.0)
+        assert x.grad.tolist() == kept.tolist(), key
+        y = minamp.zeros(data.shape, dtype=minamp.float64)
+        y[key] = picked.detach()
+        assert y.tolist() == kept.tolist(), key
+        values = tensor(expected, requires_grad=True)
+        z = x.detach() * 0.0
+        z[key] = values
+        (z * x.detach()).sum().backward()
+        assert values.grad.tolist() == expected.tolist(), key
+
+
+def test_uint8_is_a_mask_and_slices_go_forward():
+    x = tensor(np.arange(6.0).reshape(3, 2))
+    flags = at([1, 0, 1]).to(minamp.uint8)
+    assert x[flags].tolist() == [[0, 1], [4, 5]] and x[flags[0]].shape == (1, 3, 2)
+    x[:, at([0, 1]).to(minamp.uint8)] = 9.0
+    assert x.tolist() == [[0, 9], [2, 9], [4, 9]]
+    for key in (slice(None, None, -1), (0, slice(3, 0, -1)), slice(None, None, 0)):
+        with pytest.raises(ValueError, match=r"slice step -?\d must be greater than zero: use x.flip\(dim\)"):
+            x[key]
+        with pytest.raises(ValueError, match="slice step"):
+            x[key] = 0.0
+
+
+def test_index_put_mixes_no_kinds():
+    ids = (at([0, 1]),)
+    with pytest.raises(RuntimeError, match="index_put: values are float32, input int64"):
+        at([1, 2]).index_put(ids, tensor([0.5, 0.5]))
+    with pytest.raises(RuntimeError, match="index_put: values are int64, input float32"):
+        tensor([0.5, 0.5]).index_put(ids, at([1, 2]), accumulate=True)
+
+
 def test_parts():
     x = tensor(np.arange(5.0))
     assert [p.tolist() for p in x.split(2)] == [[0, 1], [2, 3], [4]]

@@ -11,7 +11,7 @@ from minamp import backends
 from minamp.formats import format_of, is_floating
 from minamp.op import NOT_LISTED, PROMOTE, composite, op
 from minamp.ops.shape import dim_of
-from minamp.tensor import Tensor, plain_key, same_device
+from minamp.tensor import Tensor, ints_first, plain_key, same_device
 
 
 def integers(name, x, index):
@@ -43,7 +43,11 @@ class index:
     """x[key] with ints, slices, None, Ellipsis, integer and bool arrays or tensors."""
 
     def call(x, key):
-        return (x,), {"key": plain_key(key, x)}
+        key = plain_key(key, x)
+        if steps := ints_first(key):
+            first, key = steps
+            x = index(x, first)
+        return (x,), {"key": key}
 
     def forward(m, x, *, key):
         return m.index(x, key)
@@ -81,6 +85,10 @@ class index_put:
         if not isinstance(indices, tuple | list):
             raise TypeError(
                 f"index_put: indices must be a tuple of tensors, got {type(indices).__name__}: write (index,)"
+            )
+        if values.dtype != input.dtype and not (is_floating(values.dtype) and is_floating(input.dtype)):
+            raise RuntimeError(
+                f"index_put: values are {values.dtype}, input {input.dtype}: cast them with values.to(input.dtype)"
             )
         return (input, values), {"key": plain_key(tuple(indices), input), "accumulate": accumulate}
 
