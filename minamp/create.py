@@ -4,8 +4,8 @@ import threading
 
 import numpy as np
 
-from minamp.formats import float32
-from minamp.tensor import Tensor
+from minamp.formats import float32, is_floating
+from minamp.tensor import Tensor, check_integers
 
 int64 = np.dtype(np.int64)
 _local = threading.local()
@@ -44,6 +44,11 @@ def _new(array, dtype, device, requires_grad):
     return out.requires_grad_() if requires_grad else out
 
 
+def _check_floating(name, dtype):
+    if not is_floating(dtype):
+        raise RuntimeError(f"{name}: draws floating values, dtype {dtype} can't hold them: use randint")
+
+
 def zeros(*size, dtype=float32, device=None, requires_grad=False):
     """Zeros; sizes as ints or one tuple."""
     return full(_size(size), 0, dtype=dtype, device=device, requires_grad=requires_grad)
@@ -54,9 +59,13 @@ def ones(*size, dtype=float32, device=None, requires_grad=False):
     return full(_size(size), 1, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
-def full(size, fill_value, *, dtype=float32, device=None, requires_grad=False):
-    """`fill_value` everywhere."""
-    return _new(np.full(size, fill_value, np.float64), dtype, device, requires_grad)
+def full(size, fill_value, *, dtype=None, device=None, requires_grad=False):
+    """`fill_value` everywhere: bool for a bool, int64 for an int, else float32. RuntimeError for one the dtype can't hold."""
+    filled = np.full(size, fill_value)
+    if dtype is None:
+        dtype = float32 if filled.dtype.kind == "f" else filled.dtype
+    check_integers(filled, dtype)
+    return _new(filled, dtype, device, requires_grad)
 
 
 def empty(*size, dtype=float32, device=None, requires_grad=False):
@@ -67,6 +76,8 @@ def empty(*size, dtype=float32, device=None, requires_grad=False):
 def arange(start, end=None, step=1, *, dtype=None, device=None, requires_grad=False):
     """start, start + step, ... below end: int64 for ints, float32 if any is a float."""
     start, end = (0, start) if end is None else (start, end)
+    if (end - start) * step < 0:
+        raise RuntimeError(f"arange: from {start} to {end} leads no step of {step}: turn its sign round")
     if dtype is None:
         dtype = float32 if any(isinstance(v, float) for v in (start, end, step)) else int64
     return _new(np.arange(start, end, step), dtype, device, requires_grad)
@@ -84,11 +95,13 @@ def eye(n, m=None, *, dtype=float32, device=None, requires_grad=False):
 
 def randn(*size, dtype=float32, device=None, requires_grad=False):
     """Standard normal values."""
+    _check_floating("randn", dtype)
     return _new(generator().standard_normal(_size(size), np.float32), dtype, device, requires_grad)
 
 
 def rand(*size, dtype=float32, device=None, requires_grad=False):
     """Uniform values in [0, 1)."""
+    _check_floating("rand", dtype)
     return _new(generator().random(_size(size), np.float32), dtype, device, requires_grad)
 
 

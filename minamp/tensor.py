@@ -398,7 +398,9 @@ class Tensor(Methods):
 
     def new_full(self, size, fill_value, dtype=None, requires_grad=False):
         """A tensor of that size filled with one value, in this one's dtype."""
-        return tensor(np.full(size, fill_value), dtype or self.dtype, requires_grad)
+        filled, dtype = np.full(size, fill_value), dtype or self.dtype
+        check_integers(filled, dtype)
+        return tensor(filled, dtype, requires_grad)
 
     def new_zeros(self, *size, dtype=None, requires_grad=False):
         return self.new_full(size[0] if isinstance(size[0], tuple | list) else size, 0, dtype, requires_grad)
@@ -538,12 +540,30 @@ def tensor(data, dtype=None, requires_grad=False, device=None):
         data = data._data
     kept = isinstance(data, np.ndarray | np.generic) or backends.device.holds(data)
     array = data.copy() if kept and not isinstance(data, np.generic) else np.array(data)
+    if not kept:
+        check_integers(array, dtype)
+        while isinstance(data, list | tuple) and data:
+            data = data[0]
+        kept = isinstance(
+            data, np.ndarray | np.generic
+        )  # a list of NumPy's numbers: theirs is the dtype, too
     if dtype is None and not kept and array.dtype == float64:
         dtype = float32
     out = Tensor(array) if dtype is None else Tensor(array).to(np.dtype(dtype))
     if device is not None:
         out = out.to(device)
     return out.requires_grad_() if requires_grad else out
+
+
+def check_integers(array, dtype):
+    """RuntimeError for numbers that the integer `dtype` can't hold; unsigned ones wrap negative numbers, as in PyTorch."""
+    if dtype is None or np.dtype(dtype).kind not in "iu" or not array.size or array.dtype.kind == "b":
+        return
+    limits = np.iinfo(dtype)
+    if not (array.min() >= (limits.min or -limits.max) and array.max() <= limits.max):
+        raise RuntimeError(
+            f"a number among {array.min()} to {array.max()} can't be held by {np.dtype(dtype)}"
+        )
 
 
 def as_tensor(data, dtype=None, device=None):

@@ -54,6 +54,38 @@ def test_constructor_dtypes():
     assert tensor([1e6], dtype=float16).item() == float("inf")
     with pytest.raises(RuntimeError, match="only floating tensors can require gradients, this one is int64"):
         tensor([1], requires_grad=True)
+    # a list of NumPy's numbers has their dtype; a full tensor that of its number
+    assert tensor([[np.float64(1)]]).dtype == float64 and tensor((np.float32(1),)).dtype == float32
+    assert minamp.full((2,), 1).dtype == np.int64 and minamp.full((), True).dtype == np.bool_
+    assert minamp.full((2,), 1.0).dtype == float32 and minamp.full((), 2**60 + 1).item() == 2**60 + 1
+
+
+def test_numbers_that_an_integer_dtype_can_not_hold():
+    for make in (
+        lambda: tensor([2**40], dtype=minamp.int32),
+        lambda: tensor(300, dtype=minamp.uint8),
+        lambda: tensor([1.0, float("nan")], dtype=minamp.int64),
+        lambda: minamp.full((2,), 1e30, dtype=minamp.int64),
+        lambda: minamp.ones(2, dtype=minamp.uint8).new_full((2,), 256),
+    ):
+        with pytest.raises(RuntimeError, match="a number among .* can't be held by"):
+            make()
+    assert tensor([-1, 255], dtype=minamp.uint8).tolist() == [255, 255]  # wraps, as in PyTorch
+    assert tensor([0.5, 2.5], dtype=minamp.int32).tolist() == [0, 2]
+
+
+def test_creation_refuses_what_makes_no_sense():
+    for args in ((-1,), (5, 1), (0, 3, -1)):
+        with pytest.raises(RuntimeError, match="arange: from .* turn its sign round"):
+            minamp.arange(*args)
+    assert minamp.arange(3, 3).shape == minamp.arange(0).shape == (0,)
+    for draw in (minamp.rand, minamp.randn):
+        with pytest.raises(
+            RuntimeError, match="draws floating values, dtype int64 can't hold them: use randint"
+        ):
+            draw(2, dtype=minamp.int64)
+
+
 @pytest.mark.parametrize("dtype", [float32, float16, bfloat16])
 def test_what_is_overwritten_gets_no_gradient(dtype):
     for write in (lambda y: y.zero_(), lambda y: y.fill_(float("inf")), lambda y: y.copy_(tensor([5.0]))):
