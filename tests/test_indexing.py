@@ -446,9 +446,37 @@ def test_parts():
     assert [p.tolist() for p in x.split(2)] == [[0, 1], [2, 3], [4]]
     assert [p.shape for p in x.chunk(4)] == [(2,), (2,), (1,)]
     assert [p.item() for p in x.unbind()] == [0, 1, 2, 3, 4]
+    assert [p.shape for p in x[:0].chunk(3)] == [(0,)] * 3
+    with pytest.raises(RuntimeError, match=r"split: sizes \[-1, 6\] must sum to 5, .* none be negative"):
+        x.split([-1, 6])
+    for cut in (lambda n: n.split(1), lambda n: n.chunk(2)):
+        with pytest.raises(RuntimeError, match="split: a 0-dim tensor can't be cut"):
+            cut(tensor(1.0))
+    assert tensor(3.0).flip(0).item() == 3.0
     flipped = x.flip(0)
     flipped[0] = 9.0
     assert x.tolist() == [0, 1, 2, 3, 4]  # a copy, as in PyTorch
+
+
+def test_shapes():
+    x, number = tensor(np.ones((1, 2, 1))), tensor(3.0)
+    assert x.squeeze((0, 2)).shape == x.squeeze((-1, 0, 1)).shape == (2,) and x.squeeze(()).shape == x.shape
+    with pytest.raises(RuntimeError, match=r"squeeze: dims \(0, -3\) name a dimension twice"):
+        x.squeeze((0, -3))
+    with pytest.raises(RuntimeError, match=r"repeat: sizes \(1, -1, 2\) must not be negative"):
+        tensor([1.0]).repeat(1, -1, 2)
+    assert number.transpose(0, -1).shape == ()
+
+
+def test_an_empty_vector_joins_with_anything():
+    none, x = tensor([], requires_grad=True), tensor(np.ones((2, 3), np.float32), requires_grad=True)
+    for dim in (0, -1):
+        y = minamp.cat([none, x, none, x * 2.0], dim)
+        assert y.tolist() == np.concatenate([x.tolist(), (x * 2.0).tolist()], dim).tolist()
+        y.sum().backward()
+    assert x.grad.tolist() == [[6.0] * 3] * 2 and none.grad.shape == (0,)
+    assert minamp.cat([none, tensor([1.0])]).tolist() == [1.0] and minamp.cat([none, none]).shape == (0,)
+    assert minamp.cat([none.detach(), at([[1, 2]])]).dtype == float32  # it takes part in the promotion
 
 
 # ---- half at its limits

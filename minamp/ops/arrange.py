@@ -152,7 +152,7 @@ class flip:
         return (input,), {"dims": dims}
 
     def forward(m, x, *, dims):
-        return m.flip(x, dims).copy()
+        return m.flip(x, dims if x.ndim else ()).copy()
 
     def vjp_x(m, g, dims):
         return m.flip(g, dims)
@@ -161,15 +161,17 @@ class flip:
 @composite
 def split(input, split_size_or_sections, dim=0):
     """Views of input cut along `dim`: pieces of one size (the last may be smaller), or of the sizes in a list."""
+    if not input.ndim:
+        raise RuntimeError("split: a 0-dim tensor can't be cut: use x.reshape(1)")
     dim = dim_of("split", input, dim)
     total, sizes = input.shape[dim], split_size_or_sections
     if isinstance(sizes, int):
         if sizes < 0 or sizes == 0 and total:
             raise RuntimeError(f"split: size {sizes} can't cut dimension {dim} of {input.shape}")
         sizes = [min(sizes, total - i) for i in range(0, total, sizes)] if total else [0]
-    if sum(sizes) != total:
+    if sum(sizes) != total or any(n < 0 for n in sizes):
         raise RuntimeError(
-            f"split: sizes {list(sizes)} must sum to {total}, dimension {dim} of {input.shape}"
+            f"split: sizes {list(sizes)} must sum to {total}, dimension {dim} of {input.shape}, and none be negative"
         )
     ends = np.cumsum(sizes).tolist()
     cut = (slice(None),) * dim
@@ -181,7 +183,8 @@ def chunk(input, chunks, dim=0):
     """At most `chunks` views of input along `dim`, all of one size but the last."""
     if chunks < 1:
         raise RuntimeError(f"chunk: chunks must be at least 1, got {chunks}")
-    return split(input, max(-(-input.shape[dim_of("chunk", input, dim)] // chunks), 1), dim)
+    size = input.shape[dim_of("chunk", input, dim)] if input.ndim else 0
+    return split(input, -(-size // chunks) or [0] * chunks, dim)
 
 
 @composite

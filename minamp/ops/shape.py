@@ -114,7 +114,8 @@ def transpose(x, dim0, dim1):
     """x with two dimensions swapped."""
     dims = list(range(x.ndim))
     a, b = dim_of("transpose", x, dim0), dim_of("transpose", x, dim1)
-    dims[a], dims[b] = b, a
+    if x.ndim:
+        dims[a], dims[b] = b, a
     return permute(x, dims)
 
 
@@ -136,8 +137,11 @@ def t(x):
 
 @composite
 def squeeze(x, dim=None):
-    """x without its dimensions of size 1 (all, or `dim` if it has size 1)."""
-    drop = range(x.ndim) if dim is None else [dim_of("squeeze", x, dim)]
+    """x without its dimensions of size 1: all of them, or those that `dim` (an int or a tuple) names."""
+    dims = range(x.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
+    drop = [dim_of("squeeze", x, d) for d in dims]
+    if len(set(drop)) < len(drop):
+        raise RuntimeError(f"squeeze: dims {dim} name a dimension twice")
     return reshape(x, tuple(n for i, n in enumerate(x.shape) if not (i in drop and n == 1)))
 
 
@@ -161,7 +165,12 @@ class cat:
         tensors = tuple(tensors)
         if not tensors:
             raise RuntimeError("cat: needs at least one tensor")
-        return tensors, {"dim": dim_of("cat", tensors[0], dim)}
+        first = next((x for x in tensors if x.shape != (0,)), tensors[0])
+        dim = dim_of("cat", first, dim)
+        if first.ndim > 1:  # tensor([]) joins with anything, as in PyTorch
+            none = (*first.shape[:dim], 0, *first.shape[dim + 1 :])
+            tensors = tuple(reshape(x, none) if x.shape == (0,) else x for x in tensors)
+        return tensors, {"dim": dim}
 
     def forward(m, *xs, dim):
         widest = {x.dtype for x in xs}
@@ -186,6 +195,8 @@ def repeat(x, *sizes):
     sizes = _sizes(sizes)
     if len(sizes) < x.ndim:
         raise RuntimeError(f"repeat: sizes {sizes} must name each of the {x.ndim} dimensions of {x.shape}")
+    if any(n < 0 for n in sizes):
+        raise RuntimeError(f"repeat: sizes {sizes} must not be negative")
     shape = (1,) * (len(sizes) - x.ndim) + x.shape
     # (2, 3) becomes (1, 2, 1, 3), then (r, 2, s, 3): its gradient is one sum
     x = reshape(x, tuple(n for size in shape for n in (1, size)))
