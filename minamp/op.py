@@ -199,8 +199,12 @@ class Op:
             if type(y) is not home:
                 y = backends.array(y)
             d = y.dtype
-            if d is not dtype and d != dtype and is_floating(d) and not self.is_cast:
-                y = m.cast(y, dtype)
+            if d is not dtype and d != dtype:
+                if is_floating(d):
+                    if not self.is_cast:
+                        y = m.cast(y, dtype)
+                elif self.mixed == "promote" and d.kind in "iu" and dtype.kind in "iu":
+                    y = m.cast(y, dtype)  # NumPy widens by 0-dim arrays too
         except (ValueError, IndexError) as error:  # NumPy's words for shapes that don't fit
             named = zip(self._names(args), args, strict=True)
             shapes = ", ".join(f"{p} {a.shape if isinstance(a, Tensor) else a}" for p, a in named)
@@ -209,6 +213,10 @@ class Op:
         except (MemoryError, RuntimeError) as error:
             backends.explain(error, self.described(args))
             raise
+        except (TypeError, OverflowError) as error:  # NumPy's words for dtypes that can't
+            raise RuntimeError(
+                f"{self.described(args)}: not with these dtypes: cast them first, as by x.float() ({error})"
+            ) from error
         out = Tensor(y)
         if self.view and m.may_share_memory(y, first._data):  # x[[0, 2]] is a copy
             out._version, out._is_view = first._version, True

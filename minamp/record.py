@@ -149,6 +149,13 @@ class Node:
         """The leaf whose Node this is; None for others, and once nobody holds the leaf, who could ask for its gradient."""
         return None if self._leaf is None else self._leaf()
 
+    def keep(self, array):
+        """Copy what was saved of `array`, which the result of this op is about to be written over."""
+        self.saved = [
+            (i, value.copy(), [0], 0, edge) if value is array else (i, value, counter, version, edge)
+            for i, value, counter, version, edge in self.saved or ()
+        ]
+
     def __lt__(self, other):  # heapq pops the smallest: the node made last
         return self.order > other.order
 

@@ -366,10 +366,15 @@ class Tensor(Methods):
             raise RuntimeError(
                 f"{name}: the result has shape {result.shape}, this tensor {self.shape}: use the out-of-place op"
             )
-        if is_floating(result.dtype) and not is_floating(self.dtype):
+        # floats hold integers, and integers hold bools
+        kind, own = ((is_floating(d), d.kind != "b") for d in (result.dtype, self.dtype))
+        if kind > own:
             raise RuntimeError(
-                f"{name}: result type {result.dtype} can't be written into a {self.dtype} tensor: use x.float() first"
+                f"{name}: result type {result.dtype} can't be written into a {self.dtype} tensor: "
+                f"use x.to(minamp.{result.dtype}) first"
             )
+        if grad_mode.enabled and result.requires_grad:
+            result._node.keep(self._data)
         if result.dtype != self.dtype:
             result = OPS["to"].plain(result, self.dtype)
         self._data[...] = result._data
@@ -378,11 +383,13 @@ class Tensor(Methods):
             self._node = result._node
 
     def copy_(self, other):
+        """Write `other` (broadcast, cast to this dtype) here. What was here before then has a gradient of 0."""
         other = other if isinstance(other, Tensor) else Tensor(backends.array(other))
         result = OPS["expand"].plain(other.to(self.device), self.shape)
-        if grad_mode.enabled and self.requires_grad:  # what stood here is lost, and its gradient is 0
-            values = (self, result.to(self.dtype))
-            result = OPS["index_put"]._run(values, {"key": Ellipsis, "accumulate": False})
+        if result.dtype != self.dtype:
+            result = OPS["to"].plain(result, self.dtype)
+        if grad_mode.enabled and self.requires_grad:  # what stood here is lost
+            result = OPS["index_put"]._run((self, result), {"key": Ellipsis, "accumulate": False})
         self._write(result, "copy_")
         return self
 

@@ -213,6 +213,12 @@ def test_gradients_at_the_kinks_are_the_left_ones():
         assert x.grad.tolist() == [expected] * 2
 
 
+@pytest.mark.parametrize("dtype", [float16, float32])
+def test_elu_keeps_the_sign_of_zero(dtype):
+    y = F.elu(tensor([0.0, -0.0], dtype=dtype))
+    assert np.signbit(y.numpy()).tolist() == [False, True]
+
+
 def test_clamp():
     x = tensor([-1.0, 0.0, 0.5, 1.0, 2.0, math.nan], requires_grad=True)
     y = x.clamp(0, 1)

@@ -263,6 +263,78 @@ def test_gradients_of_powers_of_zero():
     assert a.grad.tolist() == [0, 1, 0] and b.grad.tolist() == [0, 0, 0]
 
 
+def test_gradients_of_a_number_to_a_power():
+    """As PyTorch: the logarithm of a negative base is nan, of zero -inf, and 0 ** b is flat only from b = 0 on."""
+    b = tensor([-1.0, 0.0, 2.0, math.nan], dtype=float64, requires_grad=True)
+    for base, expected in ((-2.0, [math.nan] * 4), (0.0, [-math.inf, 0, 0, math.nan])):
+        for a in (base, tensor(base, dtype=float64)):
+            (g,) = minamp.autograd.grad((a**b).sum(), b)
+            np.testing.assert_array_equal(g.numpy(), expected)
+    a, b = tensor([-0.0]), tensor([-1.0], requires_grad=True)
+    (a**b).backward()  # -inf, whose slope is the product of two infinities
+    assert b.grad.item() == math.inf
+
+
+@pytest.mark.parametrize("base", [np.uint8, np.int64, np.float32])
+def test_the_gradient_of_an_exponent_is_computed_in_the_dtype_of_the_power(base):
+    b = tensor([1.0, 0.5], dtype=float64, requires_grad=True)
+    (Tensor(np.array([2, 3], base)) ** b).sum().backward()
+    np.testing.assert_allclose(b.grad.numpy(), [2 * math.log(2), 3**0.5 * math.log(3)], rtol=1e-15)
+    b = tensor([1.0], requires_grad=True)
+    (Tensor(np.array([3], np.uint8)) ** b).backward()  # NumPy's log of uint8 is float16
+    assert abs(b.grad.item() - 3 * math.log(3)) < 1e-6
+
+
+def test_extremes_pass_the_gradient_on_beside_nan():
+    for name in ("maximum", "minimum"):
+        x, y = (tensor(v, requires_grad=True) for v in ([math.nan, 1.0], [1.0, math.nan]))
+        OPS[name](x, y).backward(tensor([3.0, 5.0]))
+        assert x.grad.tolist() == y.grad.tolist() == [3, 5]
+    lo, hi = tensor([2.0], requires_grad=True), tensor([1.0], requires_grad=True)
+    F.clamp(tensor([math.nan]), lo, hi).backward()
+    assert lo.grad.tolist() == [0] and hi.grad.tolist() == [1]
+
+
+def test_the_gradient_of_log10_is_finite_where_it_fits():
+    x = tensor([1e-5], dtype=float32, requires_grad=True)
+    x.log10().backward(tensor([5e33]))
+    assert np.isclose(x.grad.item(), 5e33 / 1e-5 / math.log(10), rtol=1e-6)  # 5e38 on the way would be inf
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.uint8, np.int8])
+def test_a_0_dim_integer_tensor_widens_no_integers(kind):
+    x, two = Tensor(np.array([1, 5], kind)), tensor(2)
+    for name in ("add", "sub", "mul", "maximum", "minimum", "pow", "bitwise_and"):
+        assert OPS[name](x, two).dtype == kind and OPS[name](two, x).dtype == kind, name
+    assert F.where(x > two, x, two).tolist() == [2, 5] and F.where(x > two, x, two).dtype == kind
+    assert F.clamp(x, two).dtype == kind and (x / two).dtype == float32 and (x == two).dtype == bool
+
+
+BOOLS = Tensor(np.array([True, False]))
+REFUSED = [
+    (lambda: BOOLS - BOOLS, "sub: bools can't be subtracted: use ~mask"),
+    (lambda: 1 - BOOLS, "sub: bools can't be subtracted"),
+    (lambda: tensor([1.0, 2.0]) - BOOLS, "sub: bools can't be subtracted"),
+    (lambda: tensor([1.0]) - True, "sub: bools can't be subtracted"),
+    (lambda: -BOOLS, r"neg \(x bool \(2,\)\): not with these dtypes"),
+    (lambda: ~tensor([1.0]), r"bitwise_not \(x float32 \(1,\)\): not with these dtypes"),
+    (lambda: tensor([1.0]) & tensor([1]), r"bitwise_and \(a float32 \(1,\), b int64 \(1,\)\): not with"),
+    (lambda: Tensor(np.array([1], np.uint8)) + 300, r"add \(a uint8 \(1,\)\): not with these dtypes"),
+    (lambda: tensor([2]) ** -1, r"pow: int64 to the power -1 is no whole number: use x\.float\(\)"),
+    (
+        lambda: F.add(tensor([1]), tensor([1]), alpha=0.5),
+        r"add: alpha is 0\.5, but the tensors hold integers",
+    ),
+    (lambda: F.sub(tensor([1]), 1, alpha=0.5), r"sub: alpha is 0\.5, but the tensors hold integers"),
+]
+
+
+@pytest.mark.parametrize("call, text", REFUSED)
+def test_dtypes_an_op_is_not_for(call, text):
+    with pytest.raises(RuntimeError, match=text):
+        call()
+
+
 def test_gather_reads_less_than_the_whole():
     x = tensor(np.arange(12.0).reshape(3, 4))
     assert OPS["gather"](x, 1, tensor([[3, 0], [1, 1]])).tolist() == [[3, 0], [5, 5]]

@@ -1,6 +1,7 @@
 """Tensor, the record and backward."""
 
 import gc
+import math
 import sys
 import threading
 import weakref
@@ -272,6 +273,70 @@ def test_in_place_ops_inside_the_record():
         minamp.ones(2).add_(minamp.ones(3, 2))
     with pytest.raises(RuntimeError, match="can't be written into a int64 tensor"):
         tensor([1, 2]).add_(0.5)
+
+
+@pytest.mark.parametrize("dtype", [float16, bfloat16, float32])
+def test_what_is_written_over_has_a_gradient_of_0(dtype):
+    for write in (
+        lambda h: h.zero_(),
+        lambda h: h.fill_(3.0),
+        lambda h: h.copy_(tensor([-0.0, math.inf])),
+        lambda h: h.copy_(tensor([1, 2])),
+    ):
+        x = tensor([1.0, 2.0], dtype=dtype, requires_grad=True)
+        h = x * 2.0
+        write(h)
+        assert h.requires_grad and h.dtype == dtype
+        (h * 5.0).sum().backward()
+        assert x.grad.tolist() == [0, 0]
+    h = x * 1.0
+    h.copy_(tensor([-0.0, math.nan]))
+    assert np.signbit(h.tolist()[0]) and math.isnan(h.tolist()[1])
+    source = tensor([3.0, 4.0], requires_grad=True)
+    h.copy_(source)
+    (h * 5.0).sum().backward()
+    assert source.grad.tolist() == [5, 5]
+
+
+def test_in_place_ops_keep_what_they_write_over():
+    def gradients(function):
+        x, w = leaf(0.5, 2.0), leaf(3.0, -1.0)
+        y = function(x * 2.0, w)
+        first = minamp.autograd.grad(y.sum(), [x, w], create_graph=True, allow_unused=True)
+        second = minamp.autograd.grad(
+            sum((g * g).sum() for g in first if g is not None), [x, w], allow_unused=True
+        )
+        return [None if g is None else g.tolist() for g in (*first, *second)]
+
+    for in_place, out_of_place in (
+        (lambda h, w: h.mul_(w), lambda h, w: h * w),
+        (lambda h, w: h.mul_(h), lambda h, w: h * h),
+        (lambda h, w: h.div_(w), lambda h, w: h / w),
+        (lambda h, w: h.pow_(3), lambda h, w: h**3),
+        (lambda h, w: h.square_(), lambda h, w: h.square()),
+        (lambda h, w: h.clamp_(0, 3).mul_(w).tanh_(), lambda h, w: (h.clamp(0, 3) * w).tanh()),
+    ):
+        assert gradients(in_place) == gradients(out_of_place)
+    h = leaf(1.0, 2.0) * 2.0
+    y = (h * h).sum()
+    h.mul_(leaf(3.0, 4.0))  # saved by an op before this one
+    with pytest.raises(RuntimeError, match="saved for backward and then written in place"):
+        y.backward()
+
+
+def test_in_place_writes_change_no_kind_but_copies_do():
+    flags = Tensor(np.array([True, False]))
+    with pytest.raises(RuntimeError, match=r"add_: result type int64 can't be written into a bool tensor"):
+        flags.add_(tensor([1, 1]))
+    with pytest.raises(
+        RuntimeError, match=r"mul_: result type float32 can't be .*: use x\.to\(minamp\.float32\)"
+    ):
+        flags.mul_(0.5)
+    assert flags.tolist() == [True, False]
+    assert flags.mul_(flags).tolist() == [True, False]
+    assert tensor([1, 2]).add_(flags).tolist() == [2, 2] and tensor([1.0, 2.0]).mul_(flags).tolist() == [1, 0]
+    assert tensor([1, 2]).copy_(tensor([2.7, -2.7])).tolist() == [2, -2]
+    assert flags.copy_(tensor([0.0, 0.5])).tolist() == [False, True]
 
 
 def test_hooks_see_and_replace_the_gradient():

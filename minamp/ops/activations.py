@@ -132,9 +132,8 @@ class elu:
         return (input,), {"alpha": alpha}
 
     def forward(m, x, *, alpha):
-        return m.where(
-            x > 0, x, alpha * m.expm1(-m.relu(-x))
-        )  # min(x, 0): the side not taken must not overflow
+        # -relu(-x) is min(x, 0): the side not taken must not overflow. Not x > 0: elu(0) would be -0
+        return m.where(x < 0, alpha * m.expm1(-m.relu(-x)), x)
 
     def vjp_x(m, g, x, alpha):
         return m.where(x > 0, g, g * (alpha * m.exp(-m.relu(-x))))

@@ -1,15 +1,27 @@
 """Elementwise ops: a table of derivatives."""
 
+from minamp.formats import is_floating
 from minamp.op import NOT_LISTED, PROMOTE, op
+from minamp.tensor import Tensor
 
 # ---------------------------------------------------------------------------------------------------------------- arithmetic
 
 
+def _check_alpha(name, alpha, *args):
+    """RuntimeError for a float alpha where everything else is an integer: the sum would lose what it adds."""
+    if isinstance(alpha, float) and not any(
+        is_floating(a.dtype) if isinstance(a, Tensor) else isinstance(a, float) for a in args
+    ):
+        raise RuntimeError(f"{name}: alpha is {alpha}, but the tensors hold integers: use x.float()")
+
+
 @op(policy=NOT_LISTED, mixed="promote")
 class add:
-    """a + alpha * b, rounded once."""
+    """a + alpha * b, rounded once. RuntimeError for a float alpha with integers only."""
 
     def call(a, b, *, alpha=1):
+        if alpha != 1:
+            _check_alpha("add", alpha, a, b)
         return (a, b), {"alpha": alpha}
 
     def forward(m, a, b, *, alpha):
@@ -24,9 +36,14 @@ class add:
 
 @op(policy=NOT_LISTED, mixed="promote")
 class sub:
-    """a - alpha * b, rounded once."""
+    """a - alpha * b, rounded once. RuntimeError for bools, and for a float alpha with integers only."""
 
     def call(a, b, *, alpha=1):
+        for x in (a, b):
+            if x is True or x is False or isinstance(x, Tensor) and x._data.dtype.kind == "b":
+                raise RuntimeError("sub: bools can't be subtracted: use ~mask to invert one, or mask.float()")
+        if alpha != 1:
+            _check_alpha("sub", alpha, a, b)
         return (a, b), {"alpha": alpha}
 
     def forward(m, a, b, *, alpha):
@@ -148,30 +165,30 @@ class sign:
 
 @op(policy=NOT_LISTED, mixed="promote")
 class maximum:
-    """The larger of a and b; equal values share the gradient."""
+    """The larger of a and b; equal values share the gradient, and beside nan both get it whole, as in PyTorch."""
 
     def forward(m, a, b):
         return m.maximum(a, b)
 
     def vjp_a(m, g, a, b):
-        return m.where(a > b, g, m.where(a == b, g * 0.5, m.zeros_like(g)))
+        return m.where(a < b, m.zeros_like(g), m.where(a == b, g * 0.5, g))
 
     def vjp_b(m, g, a, b):
-        return m.where(b > a, g, m.where(a == b, g * 0.5, m.zeros_like(g)))
+        return m.where(b < a, m.zeros_like(g), m.where(a == b, g * 0.5, g))
 
 
 @op(policy=NOT_LISTED, mixed="promote")
 class minimum:
-    """The smaller of a and b; equal values share the gradient."""
+    """The smaller of a and b; equal values share the gradient, and beside nan both get it whole, as in PyTorch."""
 
     def forward(m, a, b):
         return m.minimum(a, b)
 
     def vjp_a(m, g, a, b):
-        return m.where(a < b, g, m.where(a == b, g * 0.5, m.zeros_like(g)))
+        return m.where(a > b, m.zeros_like(g), m.where(a == b, g * 0.5, g))
 
     def vjp_b(m, g, a, b):
-        return m.where(b < a, g, m.where(a == b, g * 0.5, m.zeros_like(g)))
+        return m.where(b > a, m.zeros_like(g), m.where(a == b, g * 0.5, g))
 
 
 @op(policy=NOT_LISTED, mixed="promote")
@@ -199,7 +216,7 @@ class clamp:
         return g if max is None else m.where(min < max, g, m.zeros_like(g))
 
     def vjp_max(m, g, x, min, max):
-        taken = x > max if min is None else m.maximum(x, min) > max
+        taken = x > max if min is None else (x > max) + (max < min)
         return m.where(taken, g, m.zeros_like(g))
 
 

@@ -10,6 +10,8 @@ class pow:
     """a ** b; float32 under autocast, since squares leave half's range at 256."""
 
     def forward(m, a, b):
+        if isinstance(b, int) and b < 0 and a.dtype.kind in "iu":
+            raise RuntimeError(f"pow: {a.dtype} to the power {b} is no whole number: use x.float()")
         return a**b
 
     def vjp_a(m, g, a, b):
@@ -18,11 +20,10 @@ class pow:
             return g * (b * a ** (b - 1)) if b else m.zeros_like(g)
         return m.where(b == 0, m.zeros_like(g * a), g * b * a ** (b - 1))
 
-    def vjp_b(m, g, a, y):
-        # y * log(a), but 0 where a == 0 and b >= 0 (there y is 0 or 1), as PyTorch
-        if isinstance(a, int | float):
-            return g * y * math.log(a) if a > 0 else m.zeros_like(g)
-        return g * m.where((a == 0) * (y <= 1.0), m.zeros_like(y), y * m.log(a))
+    def vjp_b(m, g, a, b, y):
+        # y * log(a), but 0 where a == 0 and b >= 0, as PyTorch; the log of a small integer would be half
+        log = m.log(m.ones_like(y) * a)
+        return g * m.where((b >= 0) * (a == 0), m.zeros_like(y), y * log)
 
 
 @op(policy=FP32)
@@ -88,7 +89,7 @@ class log10:
         return m.log10(x)
 
     def vjp_x(m, g, x):
-        return g / x * (1 / math.log(10))
+        return g / (x * math.log(10))  # g / x may be inf though a 2.3rd of it is not
 
 
 @op(policy=FP32, ints="float")
