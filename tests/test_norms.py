@@ -225,3 +225,36 @@ def test_errors():
     assert linalg.vector_norm(minamp.zeros(0, 2), 3).item() == linalg.vector_norm(minamp.zeros(0)).item() == 0
     with pytest.raises(RuntimeError, match=r"cosine_similarity: shapes \(2, 3\) and \(2,\) don't broadcast"):
         F.cosine_similarity(x, minamp.ones(2))
+
+
+@pytest.mark.parametrize("ord", [INF, -INF])
+def test_the_gradient_of_an_extreme_norm_stays_at_its_nan(ord):
+    x = tensor([1.0, math.nan, 3.0], requires_grad=True)
+    y = linalg.vector_norm(x, ord)
+    y.backward()
+    np.testing.assert_array_equal([y.item(), *x.grad.tolist()], [math.nan, 0, math.nan, 0])
+
+
+def test_logsumexp_of_one_number():
+    for value, slope in ((2.0, 1.0), (math.nan, math.nan), (-INF, math.nan)):
+        x = tensor(value, requires_grad=True)
+        y = OPS["logsumexp"](x, 0)
+        y.backward()
+        np.testing.assert_equal([y.item(), x.grad.item()], [value, slope])
+    check_grads(lambda x: OPS["logsumexp"](x * x, 0), np.array(0.7))
+
+
+def test_var_mean_and_std_mean_take_unbiased():
+    x = tensor([[1.0, 2.0, 4.0], [0.0, 5.0, 7.0]])
+    for pair, name in (("var_mean", "var"), ("std_mean", "std")):
+        for args, kwargs in (((1,), {"unbiased": False}), ((False,), {}), ((1, False, True), {})):
+            spread, middle = OPS[pair](x, *args, **kwargs)
+            dim = None if args == (False,) else 1
+            assert spread.equal(OPS[name](x, dim, 0, len(args) > 1))
+            assert middle.equal(x.mean(dim, len(args) > 1))
+
+
+def test_a_norm_has_a_floating_dtype():
+    for name in ("norm", "vector_norm"):
+        with pytest.raises(RuntimeError, match=f"{name}: dtype must be floating, got int64"):
+            OPS[name](tensor([1.0]), dtype=np.int64)

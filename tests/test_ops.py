@@ -335,6 +335,28 @@ def test_dtypes_an_op_is_not_for(call, text):
         call()
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.bool_])
+def test_extremes_of_small_integers(kind):
+    """min is not -max(-x): -(-128) is -128, -1 of uint8 is 255, and bools have no minus."""
+    x = Tensor(np.array([[1, 0, 3], [-128, 5, 2]]).astype(kind))
+    low = x._data.min(1).tolist()
+    assert x.amin(1).tolist() == x.min(1).values.tolist() == low and x.amin().item() == x.min().item() == min(
+        low
+    )
+    assert x.argmin(1).tolist() == x.min(1).indices.tolist() == x._data.argmin(1).tolist()
+    assert x.amin().dtype == kind and x.amax(1).tolist() == x._data.max(1).tolist()
+
+
+def test_sums_of_integers_are_int64():
+    for kind in (np.uint8, np.int32, np.bool_):
+        for x in (Tensor(np.ones((2, 3), kind)), Tensor(np.array(1, kind))):
+            assert x.sum().dtype == x.sum(0).dtype == np.int64
+    with pytest.raises(
+        RuntimeError, match=r"var: needs floating values, this tensor is int64: use x\.float\(\)"
+    ):
+        tensor([1, 2]).var()
+
+
 def test_gather_reads_less_than_the_whole():
     x = tensor(np.arange(12.0).reshape(3, 4))
     assert OPS["gather"](x, 1, tensor([[3, 0], [1, 1]])).tolist() == [[3, 0], [5, 5]]
@@ -356,11 +378,17 @@ def test_reductions_of_nothing():
     assert empty.sum().item() == 0 and empty.sum(0).tolist() == [0, 0, 0] and empty.sum(1).shape == (0,)
     assert math.isnan(empty.mean().item()) and np.isnan(empty.mean(0)._data).all()
     assert math.isnan(empty.var().item()) and math.isnan(tensor(2.0).var().item())
-    for name in ("amax", "argmax", "argmin"):
-        with pytest.raises(
-            RuntimeError, match=rf"{name}.*\(0, 3\), which holds nothing|{name}.*\(0, 3\) holds nothing"
-        ):
-            OPS[name](empty)
+    for name in ("amax", "amin", "argmax", "argmin"):
+        for dim in (None, 0):
+            with pytest.raises(
+                RuntimeError, match=rf"{name}: the extreme of nothing .*shape \(0, 3\) over dim"
+            ):
+                OPS[name](empty, dim)
+        assert OPS[name](empty, 1).shape == (0,) and OPS[name](empty, -1, True).shape == (0, 1)
+    x = minamp.zeros(0, 3, requires_grad=True)
+    assert x.max(1).indices.shape == x.amin(1).shape == (0,)
+    (x.min(1).values.sum() + x.amax(1).sum()).backward()
+    assert x.grad.shape == (0, 3)
     assert tensor(2.0).sum(0).item() == tensor(2.0).mean(-1).item() == tensor(2.0).max(0).values.item() == 2
     with pytest.raises(IndexError, match=r"sum: dim 2 is out of range for a tensor of shape \(0, 3\)"):
         empty.sum(2)

@@ -96,6 +96,10 @@ def test_dtypes():
     assert bytes_.prod().dtype == bytes_.cumsum(0).dtype == bytes_.cumprod(0).dtype == np.int64
     assert bytes_.cumsum(0).tolist() == [200, 300] and (bytes_.prod() * -1).item() == -20000
     assert flags.prod().item() == 0 and flags.cumsum(0).tolist() == [1, 2, 2]
+    for kind in (np.uint8, np.int32, np.bool_):  # all count in int64, also a single number
+        for x in (Tensor(np.ones(2, kind)), Tensor(np.array(1, kind))):
+            assert x.cumsum(0).dtype == x.cumprod(0).dtype == x.prod().dtype == x.prod(0).dtype == np.int64
+    assert Tensor(np.full(3, 200, np.uint8)).cumsum(0).tolist() == [200, 400, 600]
     h = minamp.ones(3, dtype=float16)
     for name, args in (("cumsum", (0,)), ("cumprod", (0,)), ("prod", ()), ("prod", (0,))):
         f = OPS[name]

@@ -135,6 +135,8 @@ def owned(g, dtype):
 
 
 def sum(x, dim=None, keepdim=False):
+    if x.dtype.kind == "u":  # NumPy would count on in uint64
+        return np.sum(x, axis=dim, keepdims=keepdim, dtype=np.int64)
     return np.sum(widen(x), axis=dim, keepdims=keepdim)
 
 
@@ -152,8 +154,16 @@ def amax(x, dim=None, keepdim=False):
     return np.max(x, axis=dim, keepdims=keepdim)
 
 
+def amin(x, dim=None, keepdim=False):
+    return np.min(x, axis=dim, keepdims=keepdim)
+
+
 def argmax(x, dim=None, keepdim=False):
     return np.argmax(x, axis=dim, keepdims=keepdim)
+
+
+def argmin(x, dim=None, keepdim=False):
+    return np.argmin(x, axis=dim, keepdims=keepdim)
 
 
 def sum_to(x, shape):

@@ -118,7 +118,7 @@ def owned(g, dtype):
 
 
 def _accumulator(dtype):
-    return float32 if is_half(dtype) else dtype if dtype.kind == "f" else None
+    return float32 if is_half(dtype) else dtype if dtype.kind == "f" else np.dtype(np.int64)
 
 
 def sum(x, dim=None, keepdim=False):
@@ -143,8 +143,16 @@ def amax(x, dim=None, keepdim=False):
     return xp.max(x, axis=dim, keepdims=keepdim)
 
 
+def amin(x, dim=None, keepdim=False):
+    return xp.min(x, axis=dim, keepdims=keepdim)
+
+
 def argmax(x, dim=None, keepdim=False):
     return xp.argmax(widen(x), axis=dim, keepdims=keepdim)
+
+
+def argmin(x, dim=None, keepdim=False):
+    return xp.argmin(widen(x), axis=dim, keepdims=keepdim)
 
 
 def sum_to(x, shape):

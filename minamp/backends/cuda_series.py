@@ -6,22 +6,22 @@ from minamp.backends.cuda_cast import widen
 from minamp.backends.device import xp
 
 
-def _signed(x):
-    """x, and integers as int64: NumPy would sum uint8 up as uint64."""
-    return x.astype(np.int64) if x.dtype.kind in "iub" else x
+def _counted(x):
+    """x as what its sums and products are: half as float32, all integers (bools too) as int64."""
+    return x.astype(np.int64) if x.dtype.kind in "iub" else widen(x)
 
 
 def cumsum(x, dim):
-    x = _signed(widen(x))
+    x = _counted(x)
     return xp.cumsum(x, axis=dim) if x.ndim else x
 
 
 def prod(x, dim, keepdim=False):
-    return xp.prod(_signed(widen(x)), axis=dim, keepdims=keepdim)
+    return xp.prod(_counted(x), axis=dim, keepdims=keepdim)
 
 
 def cumprod(x, dim):
-    x = _signed(widen(x))
+    x = _counted(x)
     return xp.cumprod(x, axis=dim) if x.ndim else x
 
 

@@ -5,22 +5,22 @@ import numpy as np
 from minamp.formats import widen
 
 
-def _signed(x):
-    """x, and integers as int64: NumPy would sum uint8 up as uint64."""
-    return x.astype(np.int64) if x.dtype.kind in "iub" else x
+def _counted(x):
+    """x as what its sums and products are: half as float32, all integers (bools too) as int64."""
+    return x.astype(np.int64) if x.dtype.kind in "iub" else widen(x)
 
 
 def cumsum(x, dim):
-    x = _signed(widen(x))
+    x = _counted(x)
     return np.cumsum(x, axis=dim) if x.ndim else x
 
 
 def prod(x, dim, keepdim=False):
-    return np.prod(_signed(widen(x)), axis=dim, keepdims=keepdim)
+    return np.prod(_counted(x), axis=dim, keepdims=keepdim)
 
 
 def cumprod(x, dim):
-    x = _signed(widen(x))
+    x = _counted(x)
     return np.cumprod(x, axis=dim) if x.ndim else x
 
 

@@ -19,6 +19,8 @@ def _norm_arguments(name, x, ord, dim, keepdim, dtype):
         raise RuntimeError(f"{name}: needs floating values, this tensor is {x.dtype}: use x.float()")
     if isinstance(ord, bool) or not isinstance(ord, int | float):
         raise TypeError(f"{name}: the order must be a number such as 2 or float('inf'), got {ord!r}")
+    if dtype is not None and not is_floating(np.dtype(dtype)):
+        raise RuntimeError(f"{name}: dtype must be floating, got {np.dtype(dtype)}")
     if dtype is not None and np.dtype(dtype) != x.dtype and np.dtype(dtype).itemsize <= x.itemsize:
         raise RuntimeError(
             f"{name}: dtype {np.dtype(dtype)} is narrower than the input's {x.dtype}: use x.to()"
@@ -38,7 +40,8 @@ def _norm_vjp(m, g, x, ord, dim, keepdim):
         return g * m.sign(x)
     y = m.expand(m.vector_norm(x, ord, dim, True), x.shape)  # again: the saved one may be rounded to half
     if abs(ord) == math.inf:
-        best = m.where(m.abs(x) == y, m.ones_like(x), m.zeros_like(x))
+        best = (m.abs(x) == y) + (x != x)  # nan is the extreme wherever there is one
+        best = m.where(best, m.ones_like(x), m.zeros_like(x))
         return g * m.sign(x) * (best / m.sum(best, dim, True))  # equal ones share
     # Where the slope is not defined, divide by 1 and take 0 in the end: no 0 / 0 and no 0 ** -1 in any gradient of this.
     zero = y == 0 if ord == 2 else (x == 0) + (y == 0)
@@ -149,7 +152,7 @@ class logsumexp:
         return m.sum(y, dim, keepdim)  # of one value each: drops the dimensions
 
     def vjp_x(m, g, x, dim, keepdim):
-        if not x.shape or not math.prod(x.shape):
+        if not math.prod(x.shape):
             return _over(m, g, x.shape, dim, keepdim)
         e = m.exp(x - _finite_top(m, x, dim))
         return _over(m, g, x.shape, dim, keepdim) * (e / m.sum(e, dim, True))
@@ -189,12 +192,14 @@ class std:
 
 
 @composite
-def var_mean(x, dim=None, correction=1, keepdim=False):
+def var_mean(x, dim=None, correction=1, keepdim=False, unbiased=None):
     """(var, mean) over dim."""
-    return var(x, dim, correction, keepdim), mean(x, dim, keepdim)
+    over = None if isinstance(dim, bool) else dim  # torch's var_mean(unbiased)
+    return var(x, dim, correction, keepdim, unbiased), mean(x, over, keepdim)
 
 
 @composite
-def std_mean(x, dim=None, correction=1, keepdim=False):
+def std_mean(x, dim=None, correction=1, keepdim=False, unbiased=None):
     """(std, mean) over dim."""
-    return std(x, dim, correction, keepdim), mean(x, dim, keepdim)
+    over = None if isinstance(dim, bool) else dim
+    return std(x, dim, correction, keepdim, unbiased), mean(x, over, keepdim)

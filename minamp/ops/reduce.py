@@ -3,10 +3,11 @@
 import math
 from collections import namedtuple
 
+from minamp.formats import is_floating
 from minamp.op import FP32_SET_OPT_DTYPE, NOT_LISTED, composite, op
-from minamp.ops.elementwise import maximum, minimum, neg
+from minamp.ops.elementwise import maximum, minimum
 from minamp.ops.scatter import gather
-from minamp.ops.shape import squeeze
+from minamp.ops.shape import dim_of, squeeze
 from minamp.tensor import Tensor
 
 max_ = max  # the builtin; the op of that name is declared below
@@ -67,11 +68,13 @@ class mean:
 
 @op(policy=NOT_LISTED)
 class var:
-    """Variance over dim, divided by n - correction (1 by default). Mean and squares in float32."""
+    """Variance over dim, divided by n - correction (1 by default). Mean and squares in float32. RuntimeError for integers."""
 
     def call(x, dim=None, correction=1, keepdim=False, unbiased=None):
         if isinstance(dim, bool):  # torch's var(unbiased)
             dim, unbiased = None, dim
+        if not is_floating(x.dtype):
+            raise RuntimeError(f"var: needs floating values, this tensor is {x.dtype}: use x.float()")
         dim = dims_of("var", x, dim)
         correction = correction if unbiased is None else int(unbiased)
         count = max_(math.prod(x.shape[d] for d in dim) - correction, 0)
@@ -100,24 +103,51 @@ class ones_like:
         return m.zeros_like(g)
 
 
+def _of_something(name, x, dim):
+    """RuntimeError if `dim`, over which the extreme is wanted, holds nothing. Other dimensions may."""
+    if not math.prod(x.shape[d] for d in dim):
+        raise RuntimeError(
+            f"{name}: the extreme of nothing (a tensor of shape {x.shape} over dim {dim}) does not exist"
+        )
+
+
+def _shared(m, g, x, y, dim, keepdim):
+    """The gradient of an extreme y over dim: those of x that equal it share g."""
+    best = x == _over(m, y, x.shape, dim, keepdim)
+    share = m.where(best, m.ones_like(x), m.zeros_like(x))
+    return _over(m, g, x.shape, dim, keepdim) * share / m.sum(share, dim, True)
+
+
 @op(policy=NOT_LISTED)
 class amax:
     """Largest value over dim; equal maxima share the gradient. nan wins."""
 
     def call(x, dim=None, keepdim=False):
-        if not x.numel():
-            raise RuntimeError(
-                f"amax: the maximum of a tensor of shape {x.shape}, which holds nothing, does not exist"
-            )
-        return (x,), {"dim": dims_of("amax", x, dim), "keepdim": keepdim}
+        dim = dims_of("amax", x, dim)
+        _of_something("amax", x, dim)
+        return (x,), {"dim": dim, "keepdim": keepdim}
 
     def forward(m, x, *, dim, keepdim):
         return m.amax(x, dim, keepdim)
 
     def vjp_x(m, g, x, y, dim, keepdim):
-        best = x == _over(m, y, x.shape, dim, keepdim)
-        share = m.where(best, m.ones_like(x), m.zeros_like(x))
-        return _over(m, g, x.shape, dim, keepdim) * share / m.sum(share, dim, True)
+        return _shared(m, g, x, y, dim, keepdim)
+
+
+@op(policy=NOT_LISTED)
+class amin:
+    """Smallest value over dim; equal minima share the gradient. nan wins."""
+
+    def call(x, dim=None, keepdim=False):
+        dim = dims_of("amin", x, dim)
+        _of_something("amin", x, dim)
+        return (x,), {"dim": dim, "keepdim": keepdim}
+
+    def forward(m, x, *, dim, keepdim):
+        return m.amin(x, dim, keepdim)
+
+    def vjp_x(m, g, x, y, dim, keepdim):
+        return _shared(m, g, x, y, dim, keepdim)
 
 
 @op(policy=NOT_LISTED)
@@ -125,9 +155,8 @@ class argmax:
     """Position of the largest value over dim, int64 (in the flattened tensor without dim)."""
 
     def call(x, dim=None, keepdim=False):
-        if not x.numel():
-            raise RuntimeError(f"argmax: a tensor of shape {x.shape} holds nothing")
-        return (x,), {"dim": dim, "keepdim": keepdim}
+        _of_something("argmax", x, dims_of("argmax", x, dim))
+        return (x,), {"dim": None if dim is None else dim_of("argmax", x, dim), "keepdim": keepdim}
 
     def forward(m, x, *, dim, keepdim):
         return m.argmax(x, dim, keepdim)
@@ -138,12 +167,11 @@ class argmin:
     """Position of the smallest value over dim, int64 (in the flattened tensor without dim)."""
 
     def call(x, dim=None, keepdim=False):
-        if not x.numel():
-            raise RuntimeError(f"argmin: a tensor of shape {x.shape} holds nothing")
-        return (x,), {"dim": dim, "keepdim": keepdim}
+        _of_something("argmin", x, dims_of("argmin", x, dim))
+        return (x,), {"dim": None if dim is None else dim_of("argmin", x, dim), "keepdim": keepdim}
 
     def forward(m, x, *, dim, keepdim):
-        return m.argmax(-x, dim, keepdim)
+        return m.argmin(x, dim, keepdim)
 
 
 @op(policy=NOT_LISTED)
@@ -193,12 +221,6 @@ def min(x, dim=None, keepdim=False):
     if isinstance(dim, Tensor):
         return minimum(x, dim)
     return amin(x) if dim is None else _extreme(x, dim, keepdim, argmin)
-
-
-@composite
-def amin(x, dim=None, keepdim=False):
-    """Smallest value over dim; equal minima share the gradient."""
-    return neg(amax(neg(x), dim, keepdim))
 
 
 # -------------------------------------------------------------------------------------------------- whether two are the same
