@@ -213,10 +213,8 @@ class Op:
         except (MemoryError, RuntimeError) as error:
             backends.explain(error, self.described(args))
             raise
-        except (TypeError, OverflowError) as error:  # NumPy's words for dtypes that can't
-            raise RuntimeError(
-                f"{self.described(args)}: not with these dtypes: cast them first, as by x.float() ({error})"
-            ) from error
+        except OverflowError as error:  # NumPy's words for a number that an integer dtype can't hold
+            raise RuntimeError(f"{self.described(args)}: {error}: use x.long()") from None
         out = Tensor(y)
         if self.view and m.may_share_memory(y, first._data):  # x[[0, 2]] is a copy
             out._version, out._is_view = first._version, True

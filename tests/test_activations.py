@@ -219,6 +219,13 @@ def test_elu_keeps_the_sign_of_zero(dtype):
     assert np.signbit(y.numpy()).tolist() == [False, True]
 
 
+def test_inplace_is_accepted_and_changes_nothing():
+    x = tensor([-1.0, 2.0])
+    for function, args in ((F.relu, ()), (F.silu, ()), (F.elu, (0.5,)), (F.leaky_relu, (0.2,))):
+        assert function(x, *args, inplace=True).equal(function(x, *args, True)) and x.tolist() == [-1, 2]
+        assert function(x, *args, True).equal(function(x, *args))
+
+
 def test_clamp():
     x = tensor([-1.0, 0.0, 0.5, 1.0, 2.0, math.nan], requires_grad=True)
     y = x.clamp(0, 1)

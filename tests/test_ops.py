@@ -316,10 +316,15 @@ REFUSED = [
     (lambda: 1 - BOOLS, "sub: bools can't be subtracted"),
     (lambda: tensor([1.0, 2.0]) - BOOLS, "sub: bools can't be subtracted"),
     (lambda: tensor([1.0]) - True, "sub: bools can't be subtracted"),
-    (lambda: -BOOLS, r"neg \(x bool \(2,\)\): not with these dtypes"),
-    (lambda: ~tensor([1.0]), r"bitwise_not \(x float32 \(1,\)\): not with these dtypes"),
-    (lambda: tensor([1.0]) & tensor([1]), r"bitwise_and \(a float32 \(1,\), b int64 \(1,\)\): not with"),
-    (lambda: Tensor(np.array([1], np.uint8)) + 300, r"add \(a uint8 \(1,\)\): not with these dtypes"),
+    (lambda: -BOOLS, "neg: bools have no minus: use ~mask"),
+    (lambda: ~tensor([1.0]), r"bitwise_not: needs bools or integers, got float32: compare first"),
+    (lambda: tensor([1.0]) & tensor([1]), r"bitwise_and: needs bools or integers, got float32"),
+    (lambda: tensor([1]) | tensor([1.0]).half(), r"bitwise_or: needs bools or integers, got float16"),
+    (lambda: tensor([1]) ^ 0.5, r"bitwise_xor: needs bools or integers, got a float"),
+    (
+        lambda: Tensor(np.array([1], np.uint8)) + 300,
+        r"add \(a uint8 \(1,\)\): .*300.* uint8: use x\.long\(\)",
+    ),
     (lambda: tensor([2]) ** -1, r"pow: int64 to the power -1 is no whole number: use x\.float\(\)"),
     (
         lambda: F.add(tensor([1]), tensor([1]), alpha=0.5),
@@ -355,6 +360,17 @@ def test_sums_of_integers_are_int64():
         RuntimeError, match=r"var: needs floating values, this tensor is int64: use x\.float\(\)"
     ):
         tensor([1, 2]).var()
+
+
+def test_sign_of_bools():
+    assert F.sign(BOOLS).equal(BOOLS) and F.sign(BOOLS)._data is not BOOLS._data
+
+
+def test_a_call_with_wrong_arguments_is_a_type_error():
+    x = tensor([1.0])
+    for call in (lambda: F.exp(x, x), lambda: F.exp(x, base=2), lambda: F.mul(x)):
+        with pytest.raises(TypeError):
+            call()
 
 
 def test_gather_reads_less_than_the_whole():

@@ -42,7 +42,10 @@ class sigmoid:
 
 @op(policy=NOT_LISTED, moves=True)
 class relu:
-    """max(x, 0); the gradient at 0 is 0, at nan it passes."""
+    """max(x, 0); the gradient at 0 is 0, at nan it passes. inplace is accepted as in torch, and input left alone all the same."""
+
+    def call(input, inplace=False):
+        return (input,), {}
 
     def forward(m, x):
         return m.relu(x)
@@ -72,7 +75,7 @@ class relu_grad:
 class leaky_relu:
     """x where positive, negative_slope * x elsewhere (Maas, Hannun and Ng, 2013); at 0 the gradient is the slope."""
 
-    def call(input, negative_slope=0.01):
+    def call(input, negative_slope=0.01, inplace=False):  # inplace: as in relu
         _floating("leaky_relu", input)
         return (input,), {"slope": negative_slope}
 
@@ -127,7 +130,7 @@ class elu:
     In float16 exactly -alpha from x = -8.32 down.
     """
 
-    def call(input, alpha=1.0):
+    def call(input, alpha=1.0, inplace=False):  # inplace: as in relu
         _floating("elu", input)
         return (input,), {"alpha": alpha}
 
@@ -186,7 +189,7 @@ class gelu:
 class silu:
     """x * sigmoid(x), also called swish; bounded derivative, so safe in half."""
 
-    def call(input):
+    def call(input, inplace=False):  # inplace: as in relu
         _floating("silu", input)
         return (input,), {}
 

@@ -1,6 +1,8 @@
 """Comparisons, and the bools they give: no gradients here."""
 
+from minamp.formats import is_floating
 from minamp.op import NOT_LISTED, op
+from minamp.tensor import Tensor
 
 
 @op(policy=NOT_LISTED, mixed="promote")
@@ -78,9 +80,20 @@ class isinf:
 # ------------------------------------------------------------------------------------------------------------- masks and bits
 
 
+def _whole(name, *args):
+    for a in args:
+        if is_floating(a.dtype) if isinstance(a, Tensor) else isinstance(a, float):
+            found = a.dtype if isinstance(a, Tensor) else "a float"
+            raise RuntimeError(f"{name}: needs bools or integers, got {found}: compare first, as in x > 0")
+    return args
+
+
 @op(policy=NOT_LISTED, mixed="promote")
 class bitwise_and:
-    """a & b of bools or integers."""
+    """a & b of bools or integers; RuntimeError for others."""
+
+    def call(a, b):
+        return _whole("bitwise_and", a, b), {}
 
     def forward(m, a, b):
         return a & b
@@ -88,7 +101,10 @@ class bitwise_and:
 
 @op(policy=NOT_LISTED, mixed="promote")
 class bitwise_or:
-    """a | b of bools or integers."""
+    """a | b of bools or integers; RuntimeError for others."""
+
+    def call(a, b):
+        return _whole("bitwise_or", a, b), {}
 
     def forward(m, a, b):
         return a | b
@@ -96,7 +112,10 @@ class bitwise_or:
 
 @op(policy=NOT_LISTED, mixed="promote")
 class bitwise_xor:
-    """a ^ b of bools or integers."""
+    """a ^ b of bools or integers; RuntimeError for others."""
+
+    def call(a, b):
+        return _whole("bitwise_xor", a, b), {}
 
     def forward(m, a, b):
         return a ^ b
@@ -104,7 +123,10 @@ class bitwise_xor:
 
 @op(policy=NOT_LISTED)
 class bitwise_not:
-    """~x of bools or integers."""
+    """~x of bools or integers; RuntimeError for others."""
+
+    def call(x):
+        return _whole("bitwise_not", x), {}
 
     def forward(m, x):
         return ~x

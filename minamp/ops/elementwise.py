@@ -132,7 +132,12 @@ class addcdiv:
 
 @op(policy=NOT_LISTED)
 class neg:
-    """-x."""
+    """-x. RuntimeError for bools."""
+
+    def call(x):
+        if x._data.dtype.kind == "b":
+            raise RuntimeError("neg: bools have no minus: use ~mask to invert one, or mask.float()")
+        return (x,), {}
 
     def forward(m, x):
         return -x
@@ -157,7 +162,7 @@ class sign:
     """-1, 0 or 1; flat, so its gradient is 0."""
 
     def forward(m, x):
-        return m.sign(x)
+        return x.copy() if x.dtype.kind == "b" else m.sign(x)  # NumPy has no sign of bools
 
     def vjp_x(m, g):
         return m.zeros_like(g)
