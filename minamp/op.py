@@ -184,7 +184,7 @@ class Op:
             if (
                 dtype is not float32
                 and dtype.kind in "iub"
-                and (self.ints == "float" or any(type(a) is float for a in args))
+                and (self.ints == "float" or any(_is_float(a) for a in args))
             ):
                 dtype = float32
                 arrays = [
@@ -405,6 +405,11 @@ class Op:
         """Let go of what `node` kept; a node that kept nothing can be walked again."""
         if node.saved:
             node.saved = FREED
+
+
+def _is_float(a):
+    """Whether a is a floating number or array, Python's or NumPy's: integer tensors count as float32 beside it."""
+    return isinstance(a, float) or not isinstance(a, Tensor) and is_floating(getattr(a, "dtype", None))
 
 
 def _parameters(function):

@@ -460,6 +460,17 @@ def test_numpy_arrays_and_tensors_mix_in_operators():
     assert isinstance(out, Tensor) and out.tolist() == [2.0, 3.0]
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.bool_])
+@pytest.mark.parametrize(
+    "half", [0.5, np.float64(0.5), np.float32(0.5), np.float16(0.5), np.full(2, 0.5)], ids=repr
+)
+def test_integers_beside_a_floating_number_are_float32(kind, half):
+    x = Tensor(np.array([1, 0], kind))
+    assert (x * half).dtype == (half + x).dtype == float32
+    assert (x * half).tolist() == [0.5, 0] and (half + x).tolist() == [1.5, 0.5]
+    assert OPS["where"](x > 0, x, half).tolist() == [1, 0.5]
+
+
 def test_cuda_names_of_training_scripts():
     available = minamp.cuda.is_available()
     assert available == (minamp.gpu_status() == "ok") and minamp.cuda.device_count() == int(available)
