@@ -9,22 +9,27 @@ _MASKS = {"where", "add", "sub", "mul", "to", "masked_fill", "maximum", "minimum
 _SQUARES = {"mul", "pow", "square", "var", "naive_half_sum", "sum", "mean"}
 _ROOTS = {"sqrt", "rsqrt", "pow", "std"}
 _SUMS = {"sum", "naive_half_sum"}
+_NEED_EPS = {"div", "reciprocal", "sqrt", "rsqrt", "log"}
 
 
 def _spoilt(trace):
-    return [run for run in trace.ops if run.spoilt is not None and not run.inside("optimizer.step")]
+    # What overflows in a backward that is recorded (create_graph) is made by the loss scale, and the scaler sees to it.
+    apart = ("optimizer.step", "backward", "grad")
+    return [run for run in trace.ops if run.spoilt is not None and not any(map(run.inside, apart))]
 
 
 # ----------------------------------------------------------------------------------------------------------------- masks
 
 
 def mask_runs(trace):
-    """The half ops that made -inf where one operand is a large negative constant."""
+    """The half ops that made -inf, or inf to be subtracted, where one operand is a large constant."""
     return [run for run in _spoilt(trace) if run.op in _MASKS and run.output.half and _masked(run)]
 
 
 def _masked(run):
-    if run.spoilt.kind != "-inf":
+    # The mask itself, a constant times zeros and ones, may be made positive; what is not a mask varies where it overflows.
+    mask = not run.output.recorded and all(r is None or r[0] == r[1] for r in run.spoilt.ranges)
+    if run.spoilt.kind == "nan" or run.spoilt.kind == "inf" and not mask:
         return False
     operands = [v for v in run.inputs if v.dtype is None or v.floating or v.dtype.kind == "b"]
     for v, places in zip(operands, run.spoilt.ranges, strict=False):
@@ -58,6 +63,31 @@ def mask_overflows(trace):
             limit=-65504.0,
             values=run.spoilt.count,
         )
+    for softmax in trace.ops:
+        added = _given_mask(softmax)
+        if added is not None:
+            return error(
+                "A mask that holds -inf in float16, where its constant left the range or was -inf from the start, is added to "
+                "the scores: a row of nothing else reaches softmax and gives nan.",
+                added.line,
+                "scores.masked_fill(mask, float('-inf'))   # and no row all masked; or add the mask to scores.float()",
+                limit=-65504.0,
+                rows=softmax.output.size // max(softmax.output.shape[-1], 1),
+            )
+
+
+def _given_mask(softmax):
+    """The op that added a ready-made half mask with an infinity to the scores of a softmax that gives nan for them."""
+    if softmax.op not in ("softmax", "log_softmax") or not softmax.output.shape or not softmax.tensors:
+        return None
+    if not math.isnan(softmax.output.largest) or not math.isinf(softmax.tensors[0].largest):
+        return None
+    for run in softmax.ancestors(stop=lambda r: r.is_product):
+        if run.op in ("add", "sub") and any(
+            v.half and math.isinf(v.largest) and v.source is None and not v.recorded for v in run.tensors
+        ):
+            return run
+    return None
 
 
 # ------------------------------------------------------------------------------------------------------------------- eps
@@ -80,15 +110,26 @@ def eps_rounds_to_zero(trace):
                 for n, c in run.attrs.items()
                 if n == "eps" and run.op.startswith("naive") and 0 < c <= flush
             ]
+        if _adds_a_zero(trace, run):
+            tiny = [0.0]
         if tiny and not _second_moment(trace, run):
+            constant = f"The constant {tiny[0]:g}" if tiny[0] else f"A constant, made {f.name} beforehand,"
             return error(
-                f"The constant {tiny[0]:g} is 0 in {f.name}: added to a zero it leaves 0, and what it should protect, a "
+                f"{constant} is 0 in {f.name}: added to a zero it leaves 0, and what it should protect, a "
                 "division, a root or a logarithm, is not protected.",
                 run.line,
                 "x.float() + 1e-8   # or an eps that float16 can hold, such as 1e-3",
                 eps=tiny[0],
                 smallest_number=f.smallest_subnormal,
             )
+
+
+def _adds_a_zero(trace, run):
+    """Whether a one-element half tensor that is 0 is added to what is then divided by, or put under a root or logarithm."""
+    if run.op not in ("add", "maximum") or not any(v.half and v.constant == 0 for v in run.tensors):
+        return False
+    user = feeds(trace, run, _NEED_EPS)
+    return user is not None and (user.op != "div" or user.inputs[-1].source is run)
 
 
 def _second_moment(trace, run):
@@ -109,15 +150,15 @@ def statistic_runs(trace):
     return [
         run
         for run in _spoilt(trace)
-        if run.op in _SQUARES | {"std"}
+        if (run.op in _SQUARES | {"std"} or run.is_product)
         and run.output.half
         and (run.op in ("var", "std") or _squared(run) and _rooted(trace, run))
     ]
 
 
 def _squared(run):
-    """Whether it squares a tensor, or adds up squares."""
-    if run.op == "mul":
+    """Whether it squares a tensor, or adds up squares: by a product with itself too, as in einsum('bi,bi->b', x, x)."""
+    if run.op == "mul" or run.is_product:
         return len(run.tensors) == 2 and run.tensors[0] is run.tensors[1]
     if run.op in ("pow", "square"):
         return run.op == "square" or 2.0 in run.constants or run.attrs.get("exponent") == 2
@@ -156,6 +197,8 @@ def summed_first(trace):
     """The sums in float16 that are divided by a number afterwards and overflow, or have more terms than float16 counts."""
     found = []
     for run in trace.ops:
+        if run.inside("backward") or run.inside("grad"):
+            continue
         if run.op in _SUMS and run.output.dtype == float16 and run.tensors:
             terms = run.tensors[0].size // max(run.output.size, 1)
             if (run.spoilt is not None or terms > 65504) and feeds(trace, run, ("div", "mul", "to")):

@@ -6,6 +6,7 @@ from minamp.formats import float16, float64
 from minamp.policy import LOWER_PRECISION, NOT_LISTED
 
 SOFTMAX = {"softmax", "naive_half_softmax"}
+_SUMS = {"sum", "naive_half_sum"}
 LOSSES = {"log_softmax", "logsumexp", "naive_half_cross_entropy"}
 _PASSES = {
     *{"reshape", "permute", "expand", "to", "clone", "index", "gather", "where", "masked_fill", "cat"},
@@ -48,20 +49,31 @@ def softmax_runs(trace):
 
 
 def _is_softmax(run):
-    return run.op in SOFTMAX | LOSSES or _by_hand(run)
+    return run.op in SOFTMAX | LOSSES or _by_hand(run) or _weighted(run) or _logarithm_of_sum(run)
 
 
 def _by_hand(run):
     """e / sum(e), or e * (1 / sum(e)), with e = exp(x)."""
-    if run.op not in ("div", "mul") or len(run.tensors) < 2:
-        return False
-    exponential = _source(run.tensors[0], {"exp"}, {"reshape", "to"})
-    if exponential is None:
-        return False
-    total = _source(
-        run.tensors[1], {"sum", "naive_half_sum"}, {"reciprocal", "reshape", "expand", "to", "add", "div"}
-    )
-    return total is not None and exponential in {total, *total.ancestors()}
+    return run.op in ("div", "mul") and len(run.tensors) > 1 and _over_its_sum(run, {"reshape", "to"})
+
+
+def _weighted(run):
+    """(e @ v) / sum(e), with e = exp(x): attention that divides at its end."""
+    through = {"reshape", "to", "permute", "transpose", "matmul", "bmm", "mm"}
+    return run.op == "div" and len(run.tensors) > 1 and _over_its_sum(run, through)
+
+
+def _over_its_sum(run, through):
+    """Whether an exponential, taken through those ops, is divided by its own sum."""
+    exponential = _source(run.tensors[0], {"exp"}, through)
+    total = _source(run.tensors[1], _SUMS, {"reciprocal", "reshape", "expand", "to", "add", "div"})
+    return exponential is not None and total is not None and exponential in {total, *total.ancestors()}
+
+
+def _logarithm_of_sum(run):
+    """log(sum(exp(x))), of which log_softmax and cross entropy by hand are made."""
+    total = _source(run.tensors[0], _SUMS, {"reshape", "to"}) if run.op == "log" and run.tensors else None
+    return total is not None and _source(total.tensors[0], {"exp"}, {"reshape", "to"}) is not None
 
 
 def _source(value, ops, passes):
