@@ -68,6 +68,10 @@ class Snapshot:
         for undo in reversed(self._undo):
             undo()
 
+    def reached(self, identity):
+        """Whether the object with this id was there."""
+        return identity in self._seen
+
     def changed(self):
         """(path, array) of what the roots reach now and did not reach then, or with other contents."""
         old = {path: copy for path, _, copy in self.arrays}

@@ -91,6 +91,9 @@ class Calls:
         elif name == "scaler.update":
             floor = getattr(owner, "_min_scale", -math.inf)
             call.facts.update(scale=owner.get_scale(), new_scale=arguments["new_scale"], floor=floor)
+            call.facts["good_steps_before"] = owner._get_growth_tracker()
+        elif name == "scaler.scale":
+            call.facts["scale"] = owner.get_scale()
         elif name == "scaler.new":
             call.facts["scale"] = arguments["init_scale"]
         elif name == "autocast":
@@ -99,6 +102,11 @@ class Calls:
             call.facts["function"] = owner
         elif name == "backward":
             call.facts["root"] = self.value_of(owner)
+            call.facts["versions"] = {name: p._version[0] for name, p in self.patient.parameters.items()}
+        elif name == "grad":
+            call.facts["root"] = self.value_of(
+                owner[0] if isinstance(owner, list | tuple) and owner else owner
+            )
         elif name == "optimizer.step":
             call.facts["weights"] = self.patient.half_weights(id(owner))
         elif name.startswith("clip") and isinstance(owner, list | tuple):
@@ -138,7 +146,7 @@ class Calls:
 
 
 class Backwards:
-    """Context manager that counts the calls of backward that have begun inside."""
+    """Context manager that counts the calls of backward and grad that have begun inside."""
 
     def __init__(self):
         self.count = 0
@@ -151,7 +159,7 @@ class Backwards:
         listeners.remove(self)
 
     def begin(self, name, arguments):
-        self.count += name == "backward"
+        self.count += name in ("backward", "grad")
 
     def end(self):
         pass

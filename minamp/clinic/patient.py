@@ -3,8 +3,8 @@
 import numpy as np
 
 from minamp import backends
-from minamp.clinic.trace import Parameter
-from minamp.formats import is_half
+from minamp.clinic.trace import Parameter, state_shapes
+from minamp.formats import is_floating, is_half
 from minamp.nn.module import Module
 from minamp.tensor import Tensor
 
@@ -85,21 +85,23 @@ class Patient:
         return found
 
     def batch_norms(self):
-        """(name, number of bad values) of the running statistics that hold inf or nan."""
-        found = []
+        """name -> (number of bad values, version) of the running statistics that hold inf or nan.
+
+        In a buffer under another name, of a layer of the user's own, nan alone is bad: a mask is full of infinities.
+        """
+        found = {}
         for model in self.models:
-            for path, module in model.named_modules():
-                for name in ("running_mean", "running_var"):
-                    buffer = getattr(module, name, None)
-                    if isinstance(buffer, Tensor):
-                        bad = int((~np.isfinite(backends.widen(backends.host(buffer._data)))).sum())
-                        if bad:
-                            found.append((f"{path}.{name}" if path else name, bad))
+            for name, buffer in model.named_buffers():
+                if is_floating(buffer.dtype):
+                    values = backends.widen(backends.host(buffer._data))
+                    bad = int((~np.isfinite(values) if is_running(name) else np.isnan(values)).sum())
+                    if bad:
+                        found[name] = (bad, buffer._version[0])
         return found
 
     def half_state(self, before):
         """(where, dtype) of second moments in half: what changed, has a parameter's shape and no negative value."""
-        shapes = {p.shape for p in self.parameters.values()}
+        shapes = state_shapes(self.parameters.values())
         mine = {id(p._data) for p in self.parameters.values()}
         mine |= {id(b._data) for m in self.models for b in m.buffers()}
         found = []
@@ -115,6 +117,11 @@ class Patient:
             for path, a in found
             if is_half(a.dtype) and a.shape in shapes and (backends.host(a) >= 0).all() and (a != 0).any()
         ]
+
+
+def is_running(name):
+    """Whether a buffer has the name of BatchNorm's statistics."""
+    return name.rpartition(".")[2] in ("running_mean", "running_var")
 
 
 def _listed(x):

@@ -156,6 +156,9 @@ class Trace:
     parameters: dict = field(default_factory=dict)  # name -> Parameter
     scaler_given: bool = False  # an enabled scaler was handed over
     batch_norms: list = field(default_factory=list)  # (name, its non-finite buffers) before the first step
+    scalers_made: set = field(
+        default_factory=set
+    )  # ids of those that scaled a loss and were not there before
     # updates without an optimizer: as a Call's facts['lost']
     lost_by_hand: dict = field(default_factory=dict)
     half_state: list = field(default_factory=list)  # (where, dtype) of second moments kept in half
@@ -181,6 +184,15 @@ class Trace:
     def scaled(self):
         """Whether an enabled GradScaler scaled a loss."""
         return bool(self.calls("scaler.scale"))
+
+    def held_by(self, optimizer):
+        """The names of the parameters that an optimizer (its id) holds; None if none of ours."""
+        return [n for n, p in self.parameters.items() if p.optimizer == optimizer] or None
+
+    @property
+    def unheld(self):
+        """The names of the parameters that no optimizer holds."""
+        return {n for n, p in self.parameters.items() if p.optimizer is None}
 
     def last_backward(self, before, names=None):
         """The last backward before an event, of those that wrote the gradient of one of `names`."""
@@ -209,6 +221,12 @@ class Error:
     @property
     def text(self):
         return str(self.exception)
+
+
+def state_shapes(parameters):
+    """The shapes that an optimizer's state has: those of the parameters, and that of all of them in one vector."""
+    shapes = [p.shape for p in parameters]
+    return {*shapes, (sum(map(math.prod, shapes)),)}
 
 
 MAGNITUDE = {

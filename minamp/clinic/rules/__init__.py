@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from minamp.clinic.rules import gradients, order, overflow, regions, softmax, state
+from minamp.clinic.rules import clipping, gradients, order, overflow, regions, softmax, state
 from minamp.clinic.rules.base import CODES, RULES
 
 _FORWARD = (
@@ -22,6 +22,7 @@ CONSEQUENCES = {
     "forward_overflow": ("scale_pinned",),
     "adam_in_half": ("forward_overflow", "scale_pinned", "updates_swamped"),
     "op_without_policy": ("scale_pinned",),
+    "scale_pinned": ("gradients_flushed",),
 }
 
 # (exception, text in its message) -> the codes of which one must have been found for the error to be explained

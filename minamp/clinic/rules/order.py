@@ -1,150 +1,10 @@
-"""The order of the calls of a loop: backward, unscale, clip, step, update, zero_grad, save."""
+"""The order of the calls of a loop: backward, unscale, step, update, zero_grad, save."""
 
 import math
+from itertools import pairwise
 
 from minamp.clinic.rules.base import error, rule, scale_of, warning
-
-_READS = {"vector_norm", "norm", "pow", "square", "abs", "amax", "max", "mul"}
-_CLAMPS = {"clamp", "minimum", "maximum"}
-
-
-# -------------------------------------------------------------------------------------------------------------- clipping
-
-
-def _clips(trace):
-    """(event, backward, scale, before, after) of everything that limits gradients while they are still scaled."""
-    for clip in trace.calls("clip_grad_norm_", "clip_grad_value_"):
-        names = clip.facts.get("names") or list(clip.before)
-        backward = trace.last_backward(clip, names)
-        if backward is None:
-            continue
-        scale, by_scaler = scale_of(backward)
-        still = _still_scaled if by_scaler else _divided_later
-        if scale != 1 and still(trace, backward, clip, scale, names):
-            yield clip, scale, clip.before, clip.after
-    yield from _clips_by_hand(trace)
-
-
-def _still_scaled(trace, backward, event, scale, names):
-    """Whether neither unscale_ nor the user has divided the gradients since their backward."""
-    for call in trace.calls("scaler.unscale_"):
-        if backward.index < call.index < event.index:
-            mine = [n for n in names if trace.parameters[n].optimizer == call.facts["optimizer"]]
-            if mine or all(trace.parameters[n].optimizer is None for n in names):
-                return False
-    return not _same_factor(backward.after, event.before, 1 / scale)
-
-
-def _divided_later(trace, backward, clip, scale, names):
-    """Manual scaling: whether the factor is taken out only between this clip and the step."""
-    if _same_factor(backward.after, clip.before, 1 / scale):
-        return False
-    step = next((c for c in trace.calls("optimizer.step") if c.index > clip.index), None)
-    return step is not None and _same_factor(clip.after, step.before, 1 / scale)
-
-
-def _same_factor(before, after, factor):
-    """Whether every gradient is `factor` times what it was, within a few roundings."""
-    pairs = [
-        (before[n].largest, after[n].largest)
-        for n in before
-        if n in after and 0 < before[n].largest < math.inf
-    ]
-    return bool(pairs) and all(math.isclose(b, a * factor, rel_tol=0.02) for a, b in pairs)
-
-
-def _clips_by_hand(trace):
-    """The same for gradients that the user's own ops read and write between backward and the scaler's next call."""
-    for call in trace.calls("scaler.unscale_", "scaler.step"):
-        if call.inside("scaler.step") and call.name == "scaler.unscale_":
-            continue
-        backward = trace.last_backward(call)
-        if backward is None or not scale_of(backward)[1]:
-            continue
-        if any(
-            backward.index < c.index < call.index and c.name != "autocast"
-            for c in trace.calls("scaler.unscale_", "clip_grad_norm_", "clip_grad_value_", "scaler.step")
-        ):
-            continue
-        runs = [
-            e
-            for e in trace.between(backward, call)
-            if hasattr(e, "op") and any(v.gradient for v in e.inputs) and not e.inside("backward")
-        ]
-        limits = [r for r in runs if r.op in _CLAMPS or r.op in _READS and _reads_a_size(r)]
-        written = [
-            n
-            for n, g in call.before.items()
-            if n in backward.after and backward.after[n].largest != g.largest
-        ]
-        scale = scale_of(backward)[0]
-        if limits and written and not _same_factor(backward.after, call.before, 1 / scale):
-            clamps = limits[0].op in _CLAMPS
-            hand = type(call)(
-                call.index,
-                call.step,
-                "clip_grad_value_" if clamps else "by hand",
-                0,
-                limits[0].line,
-                None,
-                None,
-            )
-            yield hand, scale, backward.after, call.before
-
-
-def _reads_a_size(run):
-    """Whether the op reads how large a gradient is; a product with a number does not."""
-    return run.op != "mul" or len([v for v in run.tensors if v.gradient]) == 2
-
-
-@rule
-def clip_before_unscale(trace):
-    for clip, scale, before, _ in _clips(trace):
-        if not _hidden(clip, before, _):
-            return error(
-                f"Gradients are clipped while they are still {scale:g} times too large: the limit holds for the scaled ones, "
-                "and after unscaling next to nothing is left.",
-                clip.line,
-                "scaler.unscale_(optimizer)   # before the clipping",
-                scale=scale,
-                largest_gradient=max((g.largest for g in before.values()), default=0.0),
-            )
-    if trace.fails_with("RuntimeError", "unscale_() is being called after step()") and trace.calls(
-        "scaler.update"
-    ):
-        return error(
-            "unscale_ comes after step, which has unscaled and used the gradients already.",
-            trace.error.line,
-            "scaler.unscale_(optimizer)   # then clip, then scaler.step(optimizer)",
-        )
-
-
-def _hidden(clip, before, after):
-    """Names of the gradients that were infinite before the clip and are finite after it."""
-    if clip.name != "clip_grad_value_":
-        return []
-    return [
-        n
-        for n, g in before.items()
-        if math.isinf(g.largest) and n in after and math.isfinite(after[n].largest)
-    ]
-
-
-@rule
-def clip_value_hides_overflow(trace):
-    for clip, scale, before, after in _clips(trace):
-        hidden = _hidden(clip, before, after)
-        if hidden:
-            return error(
-                f"Clipping by value makes finite numbers of the infinite gradients of {len(hidden)} parameters before the "
-                "scaler looks for them: the step is taken and the scale stays too high.",
-                clip.line,
-                "scaler.unscale_(optimizer)   # before the clipping: it notes the overflow",
-                scale=scale,
-                parameters=len(hidden),
-                largest_after=max(after[n].largest for n in hidden),
-            )
-
+from minamp.clinic.rules.clipping import still_scaled
 
 # --------------------------------------------------------------------------------------------------- steps and updates
 
@@ -154,10 +14,34 @@ def _raw_steps(trace):
     for call in trace.calls("optimizer.step"):
         if call.inside("scaler.step"):
             continue
-        names = [n for n, p in trace.parameters.items() if p.optimizer == call.owner]
-        backward = trace.last_backward(call, names or None)
-        if backward is not None and scale_of(backward)[1]:
+        names = trace.held_by(call.owner)
+        backward = trace.last_backward(call, names)
+        if backward is None or not scale_of(backward)[1]:
+            continue
+        if not _unscaled_first(trace, backward, call, names or list(call.before)):
             yield call
+
+
+def _unscaled_first(trace, backward, step, names):
+    """Whether the user unscales and decides about the step as well as scaler.step would.
+
+    Finite gradients, divided by hand, or by unscale_ with an update after it; and no scaler.step in the same iteration.
+    """
+    if not all(math.isfinite(g.largest) for n, g in step.before.items() if n in names):
+        return False
+    clips = trace.calls("clip_grad_norm_", "clip_grad_value_")
+    before = next((c for c in clips if backward.index < c.index < step.index), step)
+    if still_scaled(trace, backward, before, scale_of(backward)[0], names):
+        return False
+    mine = [
+        c
+        for c in trace.calls("scaler.unscale_", "scaler.step")
+        if c.step == step.step and c.facts["optimizer"] == step.owner
+    ]
+    if any(c.name == "scaler.step" for c in mine):
+        return False
+    updates = [u for u in trace.calls("scaler.update") if u.step == step.step]
+    return not mine or any(u.index > mine[-1].index for u in updates)
 
 
 @rule
@@ -195,23 +79,22 @@ def update_forgotten(trace):
 @rule
 def update_repeated(trace):
     updates = [u for u in trace.calls("scaler.update") if u.facts["new_scale"] is None]
-    before, last = set(), None
-    for event in sorted(
-        [*updates, *trace.calls("scaler.step", "scaler.unscale_", "optimizer.step")], key=lambda e: e.index
-    ):
-        if last is not None and last.step != event.step:
-            before, last = set(), None
-        if event.name != "scaler.update":
-            continue
-        since = {
-            c.facts.get("optimizer", c.owner)
+    before, last = set(), {}  # last: of each scaler
+    for event in updates:
+        previous = last.get(event.owner)
+        if previous is not None and previous.step != event.step:
+            before, previous = set(), None
+        used = [
+            c
             for c in trace.calls("scaler.step", "scaler.unscale_", "optimizer.step")
-            if (last.index if last else -1) < c.index < event.index and c.step == event.step
-        }
+            if (previous.index if previous else -1) < c.index < event.index and c.step == event.step
+        ]
+        since = {c.facts.get("optimizer", c.owner) for c in used}
         refused = (
             trace.fails_with("AssertionError", "update: no optimizer was stepped") and event is updates[-1]
         )
-        if (last is not None and not since & before) or (refused and not since and last is None):
+        again = previous is not None and not since & before and not _all_anew(trace, previous, used)
+        if again or (refused and not since and previous is None):
             return error(
                 "scaler.update() runs more than once an iteration: the scale is judged and may change between optimizers "
                 "whose gradients were made with the same scale.",
@@ -219,7 +102,13 @@ def update_repeated(trace):
                 "scaler.update()   # once, after the last scaler.step of the iteration",
                 updates_in_this_step=sum(u.step == event.step for u in updates),
             )
-        before, last = since, event
+        before, last[event.owner] = since, event
+
+
+def _all_anew(trace, update, used):
+    """Whether everything stepped after an update has gradients from a backward after it: made with the new scale."""
+    backwards = [trace.last_backward(c, trace.held_by(c.facts.get("optimizer", c.owner))) for c in used]
+    return bool(backwards) and all(b is not None and b.index > update.index for b in backwards)
 
 
 @rule
@@ -284,11 +173,36 @@ def zero_grad_missing(trace):
                 parameters=len(stale),
                 largest_gradient=second.before[name].largest,
             )
+    for first, second in pairwise(trace.calls("backward")):  # steps without an optimizer
+        was, now = first.facts["versions"], second.facts["versions"]
+        kept = _nonzero(second.before) & set(first.after) & set(second.written())
+        used = _gradients_used(trace, first, second)
+        stale = sorted(n for n in kept & used if n in trace.unheld and was[n] != now[n])
+        if stale:
+            return error(
+                f"The gradients of {len(stale)} parameters are not cleared after the weights were changed by them: every "
+                "backward adds to those of all steps before.",
+                f"{stale[0]}: {second.line}",
+                "model.zero_grad()   # before the backward of every step",
+                parameters=len(stale),
+                largest_gradient=second.before[stale[0]].largest,
+            )
+
+
+def _gradients_used(trace, a, b):
+    """The parameters whose gradient an op of the user's, or an optimizer that we were not given, takes between two events."""
+    events = trace.between(a, b)
+    if any(getattr(e, "name", "") == "optimizer.step" for e in events):
+        return set(trace.parameters)
+    return {v.gradient for e in events if hasattr(e, "op") for v in e.inputs if v.gradient}
 
 
 @rule
 def scaler_rebuilt(trace):
     built = trace.calls("scaler.new")
+    if len({c.step for c in built}) < 2:  # copied from another, or another's state loaded
+        built = [c for c in trace.calls("scaler.scale") if c.owner in trace.scalers_made]
+        built = built if len({c.owner for c in built}) == len({c.step for c in built}) else []
     if len({c.step for c in built}) > 1:
         return error(
             "Every step makes a new GradScaler: its scale starts anew each time, and what the last one learnt is lost.",
@@ -297,6 +211,18 @@ def scaler_rebuilt(trace):
             scalers_made=len(built),
             scale=float(built[0].facts["scale"]),
         )
+    for first, second in pairwise(trace.calls("scaler.update")):
+        states = [(u.facts["scale"], u.facts["good_steps_before"]) for u in (first, second)]
+        left = first.facts.get("scale_after"), first.facts.get("good_steps")
+        if first.owner == second.owner and first.step < second.step and states[0] == states[1] != left:
+            return error(
+                "Every step puts the scaler back to the scale and count that the step before it began with: what it has learnt "
+                "is lost.",
+                second.line,
+                "scaler.load_state_dict(state)   # once, before the loop",
+                scale=states[0][0],
+                good_steps=states[0][1],
+            )
 
 
 @rule

@@ -1,6 +1,7 @@
 """State in half: weights, what an optimizer keeps, running statistics."""
 
 from minamp.clinic.rules.base import error, rule, short
+from minamp.clinic.trace import state_shapes
 from minamp.formats import float16
 
 SWAMPED = 0.5  # of the weights that have a gradient
@@ -45,7 +46,7 @@ def updates_swamped(trace):
 
 @rule
 def adam_in_half(trace):
-    shapes = {p.shape for p in trace.parameters.values()}
+    shapes = state_shapes(trace.parameters.values())
     for run in trace.ops:
         if (
             run.op in ("sqrt", "rsqrt")

@@ -1,0 +1,203 @@
+"""Clipping: gradients that are limited while they are still scaled, by the library's functions, by hand, or by a hook."""
+
+import math
+from dataclasses import replace
+
+from minamp.clinic.rules.base import error, rule, scale_of
+
+_READS = {"vector_norm", "norm", "pow", "square", "abs", "amax", "max", "mul"}
+_CLAMPS = {"clamp", "minimum", "maximum"}
+
+
+def _clips(trace):
+    """(event, backward, scale, before, after) of everything that limits gradients while they are still scaled."""
+    for clip in trace.calls("clip_grad_norm_", "clip_grad_value_"):
+        names = clip.facts.get("names") or list(clip.before)
+        backward = trace.last_backward(clip, names)
+        if backward is None:
+            continue
+        scale, by_scaler = scale_of(backward)
+        still = still_scaled if by_scaler else _divided_later
+        if scale != 1 and still(trace, backward, clip, scale, names):
+            yield clip, scale, clip.before, clip.after
+    yield from _clips_in_hooks(trace)
+    yield from _clips_by_hand(trace)
+
+
+def still_scaled(trace, backward, event, scale, names):
+    """Whether neither unscale_ nor the user has divided the gradients since their backward."""
+    for call in trace.calls("scaler.unscale_"):
+        if backward.index < call.index < event.index:
+            mine = [n for n in names if trace.parameters[n].optimizer == call.facts["optimizer"]]
+            if mine or all(trace.parameters[n].optimizer is None for n in names):
+                return False
+    return not same_factor(backward.after, event.before, 1 / scale)
+
+
+def _divided_later(trace, backward, clip, scale, names):
+    """Manual scaling: whether the factor is taken out only between this clip and the step."""
+    if same_factor(backward.after, clip.before, 1 / scale):
+        return False
+    step = next((c for c in trace.calls("optimizer.step") if c.index > clip.index), None)
+    return step is not None and same_factor(clip.after, step.before, 1 / scale)
+
+
+def same_factor(before, after, factor):
+    """Whether every gradient is `factor` times what it was, within a few roundings."""
+    pairs = [
+        (before[n].largest, after[n].largest)
+        for n in before
+        if n in after and 0 < before[n].largest < math.inf
+    ]
+    return bool(pairs) and all(math.isclose(b, a * factor, rel_tol=0.02) for a, b in pairs)
+
+
+def _clips_in_hooks(trace):
+    """The same inside a backward: what a hook has clamped to a limit that a parameter's gradient now has for its largest."""
+    for backward in trace.calls("backward"):
+        scale, by_scaler = scale_of(backward)
+        if not by_scaler or scale == 1:
+            continue
+        for run in trace.ops:
+            if run.within is not backward or run.op not in _CLAMPS:
+                continue
+            limits = {abs(c) for c in (*run.constants, *run.attrs.values())}
+            for name in backward.written():
+                g = backward.after[name]
+                if trace.parameters[name].shape == run.output.shape and g.largest in limits:
+                    before = {name: replace(g, largest=run.tensors[0].largest)}
+                    yield _by_hand(backward, run), scale, before, {name: g}
+
+
+def _by_hand(call, run):
+    """A clipping by the user's own op as if it were a Call."""
+    name = "clip_grad_value_" if run.op in _CLAMPS else "by hand"
+    return type(call)(call.index, call.step, name, 0, run.line, None, None)
+
+
+def _clips_by_hand(trace):
+    """The same for gradients that the user's own ops read and write between backward and the scaler's next call."""
+    for call in trace.calls("scaler.unscale_", "scaler.step"):
+        if call.inside("scaler.step") and call.name == "scaler.unscale_":
+            continue
+        backward = trace.last_backward(call)
+        if backward is None or not scale_of(backward)[1]:
+            continue
+        if any(
+            backward.index < c.index < call.index and c.name != "autocast"
+            for c in trace.calls("scaler.unscale_", "clip_grad_norm_", "clip_grad_value_", "scaler.step")
+        ):
+            continue
+        runs = [
+            e
+            for e in trace.between(backward, call)
+            if hasattr(e, "op") and any(v.gradient for v in e.inputs) and not e.inside("backward")
+        ]
+        limits = [r for r in runs if r.op in _CLAMPS or r.op in _READS and _reads_a_size(r)]
+        written = [
+            n
+            for n, g in call.before.items()
+            if n in backward.after and backward.after[n].largest != g.largest
+        ]
+        scale = scale_of(backward)[0]
+        if not written or same_factor(backward.after, call.before, 1 / scale):
+            continue
+        if limits:
+            yield _by_hand(call, limits[0]), scale, backward.after, call.before
+        elif _at_one_limit(backward.after, call.before):  # NumPy's clip is no op of ours
+            yield replace(call, name="clip_grad_value_"), scale, backward.after, call.before
+
+
+def _at_one_limit(before, after):
+    """Whether several gradients, that had different largest values, now have one and the same smaller one."""
+    cut = [
+        (g.largest, before[n].largest)
+        for n, g in after.items()
+        if n in before and before[n].largest > g.largest
+    ]
+    return len(cut) > 1 and len({now for now, _ in cut}) == 1 < len({was for _, was in cut}) and cut[0][0] > 0
+
+
+def _reads_a_size(run):
+    """Whether the op reads how large a gradient is; a product with a number does not."""
+    return run.op != "mul" or len([v for v in run.tensors if v.gradient]) == 2
+
+
+@rule
+def clip_before_unscale(trace):
+    for clip, scale, before, _ in _clips(trace):
+        if not _hidden(clip, before, _):
+            return error(
+                f"Gradients are clipped while they are still {scale:g} times too large: the limit holds for the scaled ones, "
+                "and after unscaling next to nothing is left.",
+                clip.line,
+                "scaler.unscale_(optimizer)   # before the clipping",
+                scale=scale,
+                largest_gradient=max((g.largest for g in before.values()), default=0.0),
+            )
+    if trace.fails_with("RuntimeError", "unscale_() is being called after step()") and trace.calls(
+        "scaler.update"
+    ):
+        return error(
+            "unscale_ comes after step, which has unscaled and used the gradients already.",
+            trace.error.line,
+            "scaler.unscale_(optimizer)   # then clip, then scaler.step(optimizer)",
+        )
+
+
+def _hidden(clip, before, after):
+    """Names of the gradients that were infinite before the clip and are finite after it."""
+    if clip.name != "clip_grad_value_":
+        return []
+    return [
+        n
+        for n, g in before.items()
+        if math.isinf(g.largest) and n in after and math.isfinite(after[n].largest)
+    ]
+
+
+@rule
+def clip_value_hides_overflow(trace):
+    for clip, scale, before, after in _clips(trace):
+        hidden = _hidden(clip, before, after)
+        if hidden:
+            return error(
+                f"Clipping by value makes finite numbers of the infinite gradients of {len(hidden)} parameters before the "
+                "scaler looks for them: the step is taken and the scale stays too high.",
+                clip.line,
+                "scaler.unscale_(optimizer)   # before the clipping: it notes the overflow",
+                scale=scale,
+                parameters=len(hidden),
+                largest_after=max(after[n].largest for n in hidden),
+            )
+    for look in trace.calls("scaler.unscale_", "scaler.step"):
+        hidden = _replaced(trace, look)
+        if hidden:
+            return error(
+                f"Between backward and the scaler's look at them the infinite gradients of {len(hidden)} parameters have become "
+                "finite: the step is taken and the scale stays too high.",
+                look.line,
+                "scaler.unscale_(optimizer)   # right after backward: it notes the overflow, and the step is skipped",
+                parameters=len(hidden),
+                largest_after=max(look.before[n].largest for n in hidden),
+            )
+
+
+def _replaced(trace, look):
+    """Names of the gradients that are finite when the scaler first looks, and were not when backward had made them."""
+    optimizer = look.facts["optimizer"]
+    names = trace.held_by(optimizer) or ()
+    backward = trace.last_backward(look, names)
+    if backward is None or not scale_of(backward)[1]:
+        return []
+    if any(
+        backward.index < c.index < look.index and c.facts["optimizer"] == optimizer
+        for c in trace.calls("scaler.unscale_")
+    ):
+        return []
+    was, now = backward.after, look.before
+    return [
+        n
+        for n in names
+        if n in was and n in now and not math.isfinite(was[n].largest) and math.isfinite(now[n].largest)
+    ]

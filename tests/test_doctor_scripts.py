@@ -1,0 +1,560 @@
+"""minamp.doctor on loops as other people write them: faults in unusual dress, and healthy loops that were once suspected."""
+
+import copy
+
+import numpy as np
+import pytest
+from gallery.parts import digits, mlp
+from gallery.variations import AttentionTrainer, Trainer
+
+import minamp
+import minamp.nn.functional as F
+from minamp import GradScaler, autocast, float16, nn, optim
+from minamp.autograd import grad
+from minamp.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
+
+BROKEN, HEALTHY = {}, {}
+
+
+def broken(code):
+    def enter(build):
+        BROKEN[build.__name__] = code, build
+        return build
+
+    return enter
+
+
+def healthy(build):
+    HEALTHY[build.__name__] = build
+    return build
+
+
+def parts(step, model=None, optimizer=None, scaler=None):
+    return dict(model=model, step=step, optimizer=optimizer, scaler=scaler)
+
+
+class HalfTrainer(Trainer):
+    """A float16 network, its masters in float32, a loss in float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.optimizer = optim.SGD(self.model.parameters(), lr=0.05, master_weights=True)
+
+    def network(self):
+        return mlp(784, 48, 10).half()
+
+    def make_scaler(self):
+        return GradScaler(init_scale=256.0)
+
+    def forward(self):
+        return F.cross_entropy(self.model(self.x.half()).float(), self.y)
+
+
+class Attending(AttentionTrainer):
+    """Attention whose weights a function of queries, keys and values makes."""
+
+    def network(self):
+        attend = self.attend
+
+        class Attention(super().network().__class__):
+            def forward(self, x):
+                return self.out(attend(self.query(x), self.key(x), self.value(x)).mean(dim=1))
+
+        return Attention()
+
+
+# ---------------------------------------------------------------------------------------------------------------- arithmetic
+
+
+@broken("softmax_in_half")
+def log_softmax_written_out():
+    class T(HalfTrainer):
+        def forward(self):
+            z = self.model(self.x.half())
+            z = z - z.amax(dim=1, keepdim=True).detach()
+            log_p = z - z.exp().sum(dim=1, keepdim=True).log()
+            return F.nll_loss(log_p.float(), self.y)
+
+    return T().parts()
+
+
+@broken("softmax_in_half")
+def attention_that_divides_at_its_end():
+    class T(Attending):
+        def attend(self, q, k, v):
+            with autocast(enabled=False):
+                e = minamp.exp(q @ k.mT / 4.0)
+                return (e @ v) / e.sum(dim=-1, keepdim=True)
+
+    return T().parts()
+
+
+@broken("mask_overflows")
+def a_mask_made_half_before_training():
+    class T(Attending):
+        def __init__(self):
+            mask = minamp.ones(28, 28).triu(1) * -1e9
+            mask[5] = -1e9  # padding
+            self.mask = mask.half()
+            super().__init__()
+
+        def attend(self, q, k, v):
+            return F.softmax(q @ k.mT / 4.0 + self.mask, dim=-1) @ v
+
+    return T().parts()
+
+
+@broken("mask_overflows")
+def a_large_number_subtracted_from_what_is_masked():
+    class T(Attending):
+        def attend(self, q, k, v):
+            hidden = minamp.ones(28, 28).triu(1).half()
+            return F.softmax(q @ k.mT / 4.0 - hidden * 1e30, dim=-1) @ v
+
+    return T().parts()
+
+
+@broken("eps_rounds_to_zero")
+def an_eps_among_the_buffers_of_a_half_network():
+    class Share(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("eps", minamp.tensor([1e-8]))
+
+        def forward(self, h):
+            return h / (h.abs().mean(dim=-1, keepdim=True) + self.eps)
+
+    class T(HalfTrainer):
+        def network(self):
+            return nn.Sequential(nn.Linear(784, 48), nn.ReLU(), Share(), nn.Linear(48, 10)).half()
+
+    return T().parts()
+
+
+@broken("layer_norm_overflows")
+def a_length_from_einsum():
+    class T(Trainer):
+        def data(self):
+            x, y = digits(32)
+            return 300.0 * x, y
+
+        def make_scaler(self):
+            return GradScaler(init_scale=256.0)
+
+        def forward(self):
+            first, _, last = self.model
+            with autocast():
+                h = first(self.x)
+                length = minamp.einsum("bi,bi->b", h, h).sqrt().unsqueeze(1)
+                return F.cross_entropy(last(h / length), self.y)
+
+    return T().parts()
+
+
+# ------------------------------------------------------------------------------------------------------------------ clipping
+
+
+class Scaled(Trainer):
+    def make_scaler(self):
+        return GradScaler(init_scale=1024.0)
+
+
+@broken("clip_before_unscale")
+def a_hook_that_clamps():
+    class T(Scaled):
+        def network(self):
+            model = super().network()
+            for p in model.parameters():
+                p.register_hook(lambda g: g.clamp(-1.0, 1.0))
+            return model
+
+    return T().parts()
+
+
+@broken("clip_before_unscale")
+def numpy_clips():
+    class T(Scaled):
+        def before_step(self):
+            for p in self.model.parameters():
+                np.clip(p.grad.data, -0.5, 0.5, out=p.grad.data)
+
+    return T().parts()
+
+
+class Overflowing(Trainer):
+    lr = 1e-3
+
+    def make_scaler(self):
+        return GradScaler(init_scale=2.0**20)
+
+    def forward(self):
+        with autocast():
+            return F.cross_entropy(self.model(self.x), self.y, reduction="sum")
+
+    def finite(self):
+        for p in self.model.parameters():
+            p.grad = minamp.where(minamp.isfinite(p.grad), p.grad, 0.0)
+
+
+@broken("clip_value_hides_overflow")
+def infinite_gradients_replaced_by_zero():
+    class T(Overflowing):
+        def before_step(self):
+            self.finite()
+
+    return T().parts()
+
+
+@healthy
+def infinite_gradients_replaced_after_the_scaler_has_seen_them():
+    class T(Overflowing):
+        def before_step(self):
+            self.scaler.unscale_(self.optimizer)
+            self.finite()
+
+    return T().parts()
+
+
+@broken("clip_value_hides_overflow")
+def nan_to_num():
+    class T(Overflowing):
+        def before_step(self):
+            for p in self.model.parameters():
+                np.nan_to_num(p.grad.data, copy=False, posinf=1.0, neginf=-1.0)
+
+    return T().parts()
+
+
+# --------------------------------------------------------------------------------------------------------- steps and updates
+
+
+@broken("raw_optimizer_step")
+def unscaled_and_stepped_without_an_update():
+    class T(Trainer):
+        def train_step(self):
+            self.optimizer.zero_grad()
+            self.scaler.scale(self.forward()).backward()
+            self.scaler.unscale_(self.optimizer)
+            clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+
+    return T().parts()
+
+
+@healthy
+def unscaled_looked_at_and_stepped():
+    """The user's own decision, as good as scaler.step's; unscale_ has told update."""
+
+    class T(Trainer):
+        def train_step(self):
+            self.optimizer.zero_grad()
+            loss = self.forward()
+            self.scaler.scale(loss).backward()
+            self.scaler.unscale_(self.optimizer)
+            if np.isfinite(clip_grad_norm_(self.model.parameters(), 1.0).item()):
+                self.optimizer.step()
+            self.scaler.update()
+            return loss.item()
+
+    return T().parts()
+
+
+@healthy
+def divided_by_the_scale_clipped_and_stepped():
+    class T(Scaled):
+        def train_step(self):
+            self.optimizer.zero_grad()
+            loss = self.forward()
+            self.scaler.scale(loss).backward()
+            for p in self.model.parameters():
+                p.grad.mul_(1.0 / self.scaler.get_scale())
+            clip_grad_norm_(self.model.parameters(), 0.5)
+            self.optimizer.step()
+            return loss.item()
+
+    return T().parts()
+
+
+@broken("unscale_every_micro_batch")
+def an_update_after_every_micro_batch_silences_the_error():
+    class T(Trainer):
+        def train_step(self):
+            self.optimizer.zero_grad()
+            for _ in range(4):
+                self.scaler.scale(self.forward() / 4).backward()
+                self.scaler.unscale_(self.optimizer)
+                self.scaler.update()
+            self.optimizer.step()
+
+    return T().parts()
+
+
+def adversaries(second_scaler=False):
+    """Two networks against each other: the second loss is made after the first update."""
+    x, _ = digits(32)
+    maker, judge = mlp(16, 64, 784), mlp(784, 64, 1)
+    making, judging = (optim.Adam(m.parameters(), lr=2e-4) for m in (maker, judge))
+    first = GradScaler(init_scale=2.0**12)
+    second = GradScaler(init_scale=2.0**10) if second_scaler else first
+
+    def says(score, real):
+        return F.binary_cross_entropy_with_logits(score, minamp.full(score.shape, real))
+
+    def step():
+        with autocast():
+            made = maker(minamp.randn(32, 16))
+            loss = says(judge(x), 1.0) + says(judge(made.detach()), 0.0)
+        judging.zero_grad()
+        first.scale(loss).backward()
+        first.step(judging)
+        first.update()
+        with autocast():
+            fooled = says(judge(made), 1.0)
+        making.zero_grad()
+        second.scale(fooled).backward()
+        second.step(making)
+        second.update()
+        return loss.item()
+
+    return parts(step, [maker, judge], [making, judging], first)
+
+
+@healthy
+def adversaries_with_a_scaler_each():
+    return adversaries(second_scaler=True)
+
+
+@healthy
+def adversaries_whose_gradients_are_made_after_the_update():
+    return adversaries()
+
+
+@broken("scaler_rebuilt")
+def a_copy_of_a_template():
+    class T(Trainer):
+        def train_step(self):
+            self.template, self.scaler = self.scaler, copy.deepcopy(self.scaler)
+            super().train_step()
+            self.scaler = self.template
+
+    return T().parts()
+
+
+@broken("scaler_rebuilt")
+def the_state_of_the_start_loaded_again():
+    class T(Trainer):
+        def __init__(self):
+            super().__init__()
+            self.start = self.scaler.state_dict()
+
+        def train_step(self):
+            self.scaler.load_state_dict(self.start)
+            return super().train_step()
+
+    return T().parts()
+
+
+@healthy
+def a_scaler_at_its_ceiling_and_with_a_floor_by_hand():
+    class T(Trainer):
+        def make_scaler(self):
+            return GradScaler(init_scale=2.0**10, max_scale=2.0**10, growth_interval=1)
+
+        def train_step(self):
+            loss = super().train_step()
+            if self.scaler.get_scale() < 128.0:
+                self.scaler.update(128.0)
+            return loss
+
+    return T().parts()
+
+
+# -------------------------------------------------------------------------------------------------------- gradients and state
+
+
+@broken("zero_grad_missing")
+def descent_by_hand():
+    x, y = digits(32)
+    model = mlp(784, 48, 10)
+
+    def step():
+        F.cross_entropy(model(x), y).backward()
+        with minamp.no_grad():
+            for p in model.parameters():
+                p -= 0.01 * p.grad
+
+    return parts(step, model)
+
+
+@broken("zero_grad_missing")
+def an_optimizer_that_the_doctor_was_not_given():
+    x, y = digits(32)
+    model = mlp(784, 48, 10)
+    optimizer = optim.SGD(model.parameters(), lr=0.01)
+
+    def step():
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return parts(step, model)
+
+
+@healthy
+def weights_normalised_between_micro_batches():
+    class T(Trainer):
+        def train_step(self):
+            self.optimizer.zero_grad()
+            for _ in range(2):
+                with minamp.no_grad():
+                    weight = self.model[0].weight
+                    weight.div_(weight.square().sum().sqrt() / 3.0)
+                loss = self.forward()
+                self.scaler.scale(loss / 2).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            return loss.item()
+
+    return {**T().parts(), "optimizer": None}
+
+
+@healthy
+def a_penalty_on_the_norm_of_gradients():
+    """grad() of a scaled loss, recorded; at the scale of the start its sums overflow, and the scaler sees to that."""
+    x, _ = digits(16)
+    model = mlp(784, 32, 1)
+    optimizer = optim.Adam(model.parameters(), lr=1e-3)
+    scaler = GradScaler()
+
+    def step():
+        between = (x + 0.1 * minamp.randn(16, 784)).requires_grad_()
+        with autocast():
+            score = model(between).sum()
+        (g,) = grad(scaler.scale(score), [between], create_graph=True)
+        g = g * (1.0 / scaler.get_scale())
+        norm = (g.square().sum(dim=1) + 1e-12).sqrt()
+        with autocast():
+            loss = model(x).mean().float() + 10.0 * (norm - 1.0).square().mean()
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.item()
+
+    return parts(step, model, optimizer, scaler)
+
+
+@broken("adam_in_half")
+def moments_in_one_long_vector():
+    x, y = digits(32)
+    model = mlp(784, 48, 10).half()
+    v = minamp.zeros(sum(p.numel() for p in model.parameters()), dtype=float16)
+
+    def step():
+        model.zero_grad()
+        F.cross_entropy(model(x.half()).float(), y).backward()
+        with minamp.no_grad():
+            g = minamp.cat([p.grad.reshape(-1) for p in model.parameters()])
+            v.mul_(0.99).add_(0.01 * g * g)
+            weights = parameters_to_vector(model.parameters()) - 1e-2 * g / (v.sqrt() + 1e-4)
+            vector_to_parameters(weights, model.parameters())
+
+    return parts(step, model)
+
+
+@broken("scale_pinned")
+def a_ceiling_so_low_that_gradients_are_flushed():
+    x, _ = digits(16, shape=(1, 28, 28))
+    model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 1, 3, padding=1))
+    optimizer = optim.Adam(model.parameters(), lr=1e-3)
+    scaler = GradScaler(init_scale=2.0, max_scale=2.0, growth_interval=1)
+
+    def step():
+        optimizer.zero_grad()
+        with autocast():
+            loss = 1e-4 * F.mse_loss(model(x), x)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    return parts(step, model, optimizer, scaler)
+
+
+class Standardise(nn.Module):
+    """Batch normalisation by hand, under names of its own."""
+
+    def __init__(self, n, variance):
+        super().__init__()
+        self.register_buffer("average_variance", minamp.full((n,), variance))
+        self.register_buffer("largest_seen", minamp.full((1,), float("nan")))  # until the first batch
+        self.register_buffer("mask", minamp.full((n, n), float("-inf")).triu(1))
+
+    def forward(self, h):
+        h = h.float()
+        variance = h.var(dim=0, unbiased=False)
+        with minamp.no_grad():
+            self.average_variance.mul_(0.9).add_(0.1 * variance.detach())
+            self.largest_seen.copy_(h.detach().abs().max().reshape(1))
+        return (h - h.mean(0)) / (variance + 1e-5).sqrt()
+
+
+class Standardised(Trainer):
+    variance = 1.0
+
+    def network(self):
+        return nn.Sequential(nn.Linear(784, 32), Standardise(32, self.variance), nn.ReLU(), nn.Linear(32, 10))
+
+
+@broken("batchnorm_nan")
+def statistics_of_a_layer_of_ones_own():
+    class T(Standardised):
+        variance = float("nan")
+
+    return T().parts()
+
+
+@healthy
+def buffers_of_nan_and_infinities_that_are_no_statistics():
+    return Standardised().parts()
+
+
+# ------------------------------------------------------------------------------------------------------------------ the tests
+
+
+def examine(it):
+    return minamp.doctor(it["step"], it["model"], it["optimizer"], it["scaler"])
+
+
+def told(report):
+    return "\n".join(f"{f.code}: {f.what} [{f.where}] {f.evidence}" for f in report)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_fault_is_the_first_finding(name):
+    minamp.manual_seed(0)
+    code, build = BROKEN[name]
+    report = examine(build())
+    assert [f.code for f in report][:1] == [code], told(report)
+    first = report[0]
+    assert first.what and first.where and first.evidence and first.repair
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_nothing_is_found_where_nothing_is_wrong(name):
+    minamp.manual_seed(0)
+    report = examine(HEALTHY[name]())
+    assert list(report) == [], told(report)
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_what_is_healthy_goes_on_as_if_never_examined(name):
+    ends = []
+    for examined in (True, False):
+        minamp.manual_seed(0)
+        it = HEALTHY[name]()
+        if examined:
+            examine(it)
+        losses = [it["step"]() for _ in range(3)]
+        models = it["model"] if isinstance(it["model"], list) else [it["model"]]
+        weights = [t.numpy().tobytes() for m in models for t in m.state_dict().values()]
+        ends.append((repr(losses), weights, repr(minamp.get_rng_state())))
+    assert ends[0] == ends[1]
