@@ -10,7 +10,7 @@ from gallery.variations import AttentionTrainer, Trainer
 import minamp
 import minamp.nn.functional as F
 from minamp import GradScaler, autocast, float16, nn, optim
-from minamp.autograd import grad
+from minamp.autograd import Function, grad
 from minamp.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
 
 BROKEN, HEALTHY = {}, {}
@@ -504,6 +504,31 @@ class Standardised(Trainer):
         return nn.Sequential(nn.Linear(784, 32), Standardise(32, self.variance), nn.ReLU(), nn.Linear(32, 10))
 
 
+@broken("op_without_policy")
+def a_function_of_which_only_the_backward_knows_autocast():
+    """The error that ends the step is of Python, about an attribute of ctx."""
+
+    class Product(Function):
+        @staticmethod
+        def forward(ctx, a, b):
+            ctx.save_for_backward(a, b)
+            return a @ b
+
+        @staticmethod
+        @minamp.custom_bwd(device_type="cuda")
+        def backward(ctx, g):
+            a, b = ctx.saved_tensors
+            return g @ b.T, a.T @ g
+
+    class T(Trainer):
+        def forward(self):
+            first, relu, last = self.model
+            with autocast():
+                return F.cross_entropy(Product.apply(relu(first(self.x)), last.weight.T), self.y)
+
+    return T().parts()
+
+
 @broken("batchnorm_nan")
 def statistics_of_a_layer_of_ones_own():
     class T(Standardised):
@@ -518,6 +543,14 @@ def buffers_of_nan_and_infinities_that_are_no_statistics():
 
 
 # ------------------------------------------------------------------------------------------------------------------ the tests
+
+
+def test_of_several_models_the_ill_one_is_named():
+    models = [mlp(4, 4), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))]
+    models[1][1].running_mean.fill_(float("inf"))
+    x = minamp.randn(8, 4)
+    report = minamp.doctor(lambda: models[1](models[0](x)).square().mean().backward(), models)
+    assert [(f.code, f.where) for f in report] == [("batchnorm_nan", "model[1].1.running_mean")]
 
 
 def examine(it):

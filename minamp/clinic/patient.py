@@ -39,7 +39,7 @@ class Patient:
         self.parameters = {}  # name -> tensor
         for i, m in enumerate(self.models):
             for name, p in m.named_parameters():
-                self.parameters[name if len(self.models) == 1 else f"model[{i}].{name}"] = p
+                self.parameters[self._path(i, name)] = p
         self.names = {id(p): name for name, p in self.parameters.items()}
         for i, p in enumerate(p for o in self.optimizers for g in _groups(o) for p in g["params"]):
             if id(p) not in self.names:
@@ -52,6 +52,9 @@ class Patient:
             for g in _groups(o)
             for p in g["params"]
         }
+
+    def _path(self, i, name):
+        return name if len(self.models) == 1 else f"model[{i}].{name}"
 
     @property
     def scaled(self):
@@ -90,13 +93,13 @@ class Patient:
         In a buffer under another name, of a layer of the user's own, nan alone is bad: a mask is full of infinities.
         """
         found = {}
-        for model in self.models:
+        for i, model in enumerate(self.models):
             for name, buffer in model.named_buffers():
                 if is_floating(buffer.dtype):
                     values = backends.widen(backends.host(buffer._data))
                     bad = int((~np.isfinite(values) if is_running(name) else np.isnan(values)).sum())
                     if bad:
-                        found[name] = (bad, buffer._version[0])
+                        found[self._path(i, name)] = (bad, buffer._version[0])
         return found
 
     def half_state(self, before):

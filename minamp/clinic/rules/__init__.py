@@ -40,6 +40,7 @@ ERRORS = {
         "forward_overflow",
         "scale_pinned",
     ),
+    ("AttributeError", "_autocast_enabled"): ("op_without_policy",),  # custom_bwd without custom_fwd
     ("RuntimeError", "tensors of different dtypes"): ("op_without_policy", "widened_by_scalar"),
 }
 

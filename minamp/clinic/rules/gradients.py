@@ -32,9 +32,11 @@ def gradients_flushed(trace):
         return None
     if better < 4 * scale or run.flushed(better) > share / 2:
         return None  # no scale would help, or the scaler is nearly there
+    there = "on the way to the weights, which learn from what is left"
+    if shares[worst] > FLUSHED:
+        there = f"{shares[worst]:.0%} in {worst}: those weights learn from what is left"
     return warning(
-        f"At a scale of {scale:g} float16 turns {share:.0%} of the non-zero gradients into 0, {shares[worst]:.0%} in "
-        f"{worst}: those weights learn from what is left.",
+        f"At a scale of {scale:g} float16 turns {share:.0%} of the non-zero gradients into 0, {there}.",
         worst,
         f"scaler = GradScaler(init_scale=2.0**{math.log2(better):.0f})",
         flushed=share,

@@ -77,7 +77,8 @@ def _adam(where, dtype, largest):
 def batchnorm_nan(trace):
     if trace.batch_norms:
         return error(
-            f"Running statistics of BatchNorm hold {sum(n for _, n in trace.batch_norms)} values that are inf or nan: training "
+            "Running statistics of a batch normalisation hold "
+            f"{sum(n for _, n in trace.batch_norms)} values that are inf or nan: training "
             "does not read them, evaluation does, and no later batch can remove them.",
             short(name for name, _ in trace.batch_norms),
             "bn.running_mean.zero_(); bn.running_var.fill_(1.0)   # and keep the batch that did it out",
