@@ -27,11 +27,8 @@ _ATOMS = (int, float, complex, str, bytes, type, np.generic, np.dtype, types.Mod
 _FILLED, _FIXED = (set, collections.deque), (tuple, frozenset)
 _KEYS = (str, int)
 _OLDER_GENERATORS = (np.random.RandomState, random.Random)
-_CARRIERS = (
-    types.SimpleNamespace,
-    types.FunctionType,
-    dict,
-)  # of the standard library, with what users put in
+# of the standard library, with what users put in
+_CARRIERS = (types.SimpleNamespace, types.FunctionType, dict)
 _FOREIGN = {
     "numpy",
     "ml_dtypes",

@@ -156,9 +156,8 @@ class Trace:
     parameters: dict = field(default_factory=dict)  # name -> Parameter
     scaler_given: bool = False  # an enabled scaler was handed over
     batch_norms: list = field(default_factory=list)  # (name, its non-finite buffers) before the first step
-    scalers_made: set = field(
-        default_factory=set
-    )  # ids of those that scaled a loss and were not there before
+    # ids of the scalers that scaled a loss and were not there before
+    scalers_made: set = field(default_factory=set)
     # updates without an optimizer: as a Call's facts['lost']
     lost_by_hand: dict = field(default_factory=dict)
     half_state: list = field(default_factory=list)  # (where, dtype) of second moments kept in half

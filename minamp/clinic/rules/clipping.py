@@ -125,8 +125,8 @@ def _reads_a_size(run):
 
 @rule
 def clip_before_unscale(trace):
-    for clip, scale, before, _ in _clips(trace):
-        if not _hidden(clip, before, _):
+    for clip, scale, before, after in _clips(trace):
+        if not _hidden(clip, before, after):
             return error(
                 f"Gradients are clipped while they are still {scale:g} times too large: the limit holds for the scaled ones, "
                 "and after unscaling next to nothing is left.",
