@@ -8,6 +8,7 @@ from minamp import backends
 from minamp.announce import announced
 from minamp.backends import host
 from minamp.formats import bfloat16, float16, float32, float64, is_floating, is_half, widen
+from minamp.keys import ints_first
 from minamp.methods import OPS, Methods
 from minamp.record import grad_mode, leaf_node, run_backward
 
@@ -497,37 +498,6 @@ def plain_key(key, x):
     return key._data.astype(np.bool_) if key.dtype == np.uint8 else key._data
 
 
-_BASIC = (int, slice, type(None), type(...))
-
-
-def ints_first(key):
-    """(a, b) so that PyTorch's x[key] is NumPy's x[a][b]; None where both read `key` alike.
-
-    An int takes its dimension away before PyTorch looks at index arrays: x[0, :, [1, 2]] is x[0][:, [1, 2]]. For NumPy it
-    is one more index array, and the dimension of arrays that stand apart moves to the front.
-    """
-    # the two differ over an int, an array and what keeps them apart
-    if not isinstance(key, tuple) or len(key) < 3 or all(type(k) in _BASIC for k in key):
-        return None
-    parts = [None if k is None or k is ... or isinstance(k, slice) else _arraylike(k) for k in key]
-    kinds = ["." if a is None else "i" if not a.ndim and a.dtype.kind in "iu" else "a" for a in parts]
-    read = "".join(kinds)
-    arrays_apart = "." in read.replace("i", "").strip(".")
-    if not {"i", "a"} <= set(read) or arrays_apart or "." not in read.strip("."):
-        return None
-    first = []
-    for k, a, kind in zip(key, parts, kinds, strict=True):
-        if kind == "i" or k is ...:
-            first.append(k)
-        elif k is not None:  # a slice or an index array reads one dimension, a mask as many as it has
-            first += [slice(None)] * (a.ndim if kind == "a" and a.dtype == np.bool_ else 1)
-    return tuple(first), tuple(k for k, kind in zip(key, kinds, strict=True) if kind != "i")
-
-
-def _arraylike(k):
-    return k if hasattr(k, "ndim") else np.asarray(k)
-
-
 def same_device(name, **tensors):
     """RuntimeError if the Tensors among `tensors` lie on different devices: asked before anything is computed."""
     given = {what: t.device for what, t in tensors.items() if isinstance(t, Tensor)}
@@ -551,9 +521,8 @@ def tensor(data, dtype=None, requires_grad=False, device=None):
         check_integers(array, dtype)
         while isinstance(data, list | tuple) and data:
             data = data[0]
-        kept = isinstance(
-            data, np.ndarray | np.generic
-        )  # a list of NumPy's numbers: theirs is the dtype, too
+        # a list of NumPy's numbers: theirs is the dtype, too
+        kept = isinstance(data, np.ndarray | np.generic)
     if dtype is None and not kept and array.dtype == float64:
         dtype = float32
     out = Tensor(array) if dtype is None else Tensor(array).to(np.dtype(dtype))
@@ -569,7 +538,7 @@ def check_integers(array, dtype):
     limits = np.iinfo(dtype)
     if not (array.min() >= (limits.min or -limits.max) and array.max() <= limits.max):
         raise RuntimeError(
-            f"a number among {array.min()} to {array.max()} can't be held by {np.dtype(dtype)}"
+            f"a number among {array.min()} to {array.max()} can't be held by {np.dtype(dtype)}: give a wider dtype"
         )
 
 

@@ -9,9 +9,10 @@ import numpy as np
 
 from minamp import backends
 from minamp.formats import format_of, is_floating
+from minamp.keys import ints_first
 from minamp.op import NOT_LISTED, PROMOTE, composite, op
 from minamp.ops.shape import dim_of
-from minamp.tensor import Tensor, ints_first, plain_key, same_device
+from minamp.tensor import Tensor, plain_key, same_device
 
 
 def integers(name, x, index):
