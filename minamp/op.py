@@ -39,9 +39,12 @@ from minamp.policy import (  # noqa: F401  declarations take them from here
     POLICIES,
     PROMOTE,
 )
-from minamp.promotion import result_type
+from minamp.promotion import is_float, result_type
+from minamp.quiet import Quietly
 from minamp.record import FREED, Node, grad_mode, observers
 from minamp.tensor import Tensor, same_device
+
+_quietly = Quietly()  # for an op's arithmetic, which calls no other op
 
 
 def op(
@@ -184,7 +187,7 @@ class Op:
             if (
                 dtype is not float32
                 and dtype.kind in "iub"
-                and (self.ints == "float" or any(_is_float(a) for a in args))
+                and (self.ints == "float" or any(not isinstance(a, Tensor) and is_float(a) for a in args))
             ):
                 dtype = float32
                 arrays = [
@@ -195,7 +198,7 @@ class Op:
                     m.widen(a) if isinstance(t, Tensor) and is_half(a.dtype) else a
                     for t, a in zip(args, arrays, strict=True)
                 ]
-            y = backends.quietly.run(self.forward, m, *arrays, **attrs)
+            y = _quietly.run(self.forward, m, *arrays, **attrs)
             if type(y) is not home:
                 y = backends.array(y)
             d = y.dtype
@@ -405,11 +408,6 @@ class Op:
         """Let go of what `node` kept; a node that kept nothing can be walked again."""
         if node.saved:
             node.saved = FREED
-
-
-def _is_float(a):
-    """Whether a is a floating number or array, Python's or NumPy's: integer tensors count as float32 beside it."""
-    return isinstance(a, float) or not isinstance(a, Tensor) and is_floating(getattr(a, "dtype", None))
 
 
 def _parameters(function):

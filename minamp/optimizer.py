@@ -10,6 +10,7 @@ from minamp.batch import Batch
 from minamp.create import generator
 from minamp.formats import float32, float64
 from minamp.nn.module import zero_grad
+from minamp.quiet import quiet
 from minamp.record import enable_grad
 from minamp.tensor import Tensor
 
@@ -88,7 +89,7 @@ class Optimizer:
     # -- the step
 
     @announced("optimizer.step")
-    @backends.quiet
+    @quiet
     def step(self, closure=None):
         """Update every parameter that has a gradient. Returns closure()'s loss, or True: the step was made.
 

@@ -5,6 +5,11 @@ import numpy as np
 from minamp.formats import float32, float64, is_floating
 
 
+def is_float(a):
+    """Whether `a`, a tensor, an array or a number, is floating: integer tensors count as float32 beside such a number."""
+    return isinstance(a, float) or is_floating(getattr(a, "dtype", None))
+
+
 def result_type(*tensors):
     """torch's type promotion: a 0-dim tensor widens no tensor with dimensions, unless it is of a higher kind.
 

@@ -12,8 +12,8 @@ import threading
 import weakref
 
 from minamp import backends
-from minamp.backends import quiet
 from minamp.formats import bfloat16, float16, is_half
+from minamp.quiet import quiet
 
 observers = []  # functions f(phase, op, inputs, output) that see every op, forward and backward; see observe
 reducers = []  # objects that share out gradients among processes while backward runs; see distributed/parallel.py

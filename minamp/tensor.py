@@ -383,15 +383,21 @@ class Tensor(Methods):
         if grad_mode.enabled and result.requires_grad:
             self._node = result._node
 
+    def _put(self, key, value, name):
+        """Write `value` at `key` as an op of the record: what stood there then has a gradient of 0."""
+        # never autocast, and `key` may hold slices: past index_put's own argument checks
+        self._write(OPS["index_put"]._run((self, value), {"key": key, "accumulate": False}), name)
+
     def copy_(self, other):
         """Write `other` (broadcast, cast to this dtype) here. What was here before then has a gradient of 0."""
         other = other if isinstance(other, Tensor) else Tensor(backends.array(other))
         result = OPS["expand"].plain(other.to(self.device), self.shape)
         if result.dtype != self.dtype:
             result = OPS["to"].plain(result, self.dtype)
-        if grad_mode.enabled and self.requires_grad:  # what stood here is lost
-            result = OPS["index_put"]._run((self, result), {"key": Ellipsis, "accumulate": False})
-        self._write(result, "copy_")
+        if grad_mode.enabled and self.requires_grad:
+            self._put(Ellipsis, result, "copy_")
+        else:
+            self._write(result, "copy_")
         return self
 
     def fill_(self, value):
@@ -434,9 +440,7 @@ class Tensor(Methods):
             part[rest] = value
             value = part
         if grad_mode.enabled and (self.requires_grad or value.requires_grad):
-            # never autocast, and `key` may hold slices: past index_put's own argument checks
-            result = OPS["index_put"]._run((self, value), {"key": key, "accumulate": False})
-            self._write(result, "x[key] = value")
+            self._put(key, value, "x[key] = value")
             return
         self._data[key] = value._data
         self._version[0] += 1

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gallery import healthy, symptoms, variations
+from gallery.parts import told
 
 import minamp
 
@@ -59,10 +60,6 @@ def examine(it):
 
     report = minamp.doctor(step, model=it["model"], optimizer=it["optimizer"], scaler=it["scaler"])
     return report, calls.stat().st_size
-
-
-def told(report):
-    return "\n".join(f"{f.code}: {f.what} [{f.where}] {f.evidence}" for f in report)
 
 
 # ------------------------------------------------------------------------------------------------- the gallery is what it says

@@ -4,7 +4,7 @@ import copy
 
 import numpy as np
 import pytest
-from gallery.parts import digits, mlp
+from gallery.parts import Scripts, digits, mlp, told
 from gallery.variations import AttentionTrainer, Trainer
 
 import minamp
@@ -13,20 +13,8 @@ from minamp import GradScaler, autocast, float16, nn, optim
 from minamp.autograd import Function, grad
 from minamp.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
 
-BROKEN, HEALTHY = {}, {}
-
-
-def broken(code):
-    def enter(build):
-        BROKEN[build.__name__] = code, build
-        return build
-
-    return enter
-
-
-def healthy(build):
-    HEALTHY[build.__name__] = build
-    return build
+_scripts = Scripts()
+BROKEN, HEALTHY, broken, healthy = _scripts.ill, _scripts.well, _scripts.broken, _scripts.healthy
 
 
 def parts(step, model=None, optimizer=None, scaler=None):
@@ -555,10 +543,6 @@ def test_of_several_models_the_ill_one_is_named():
 
 def examine(it):
     return minamp.doctor(it["step"], it["model"], it["optimizer"], it["scaler"])
-
-
-def told(report):
-    return "\n".join(f"{f.code}: {f.what} [{f.where}] {f.evidence}" for f in report)
 
 
 @pytest.mark.parametrize("name", BROKEN)

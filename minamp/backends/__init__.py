@@ -8,7 +8,6 @@ from minamp.backends import cpu, device
 from minamp.backends.device import gpu_status
 from minamp.backends.errors import explain, guard
 from minamp.backends.ongrid import OnGrid
-from minamp.quiet import Quietly, quiet  # noqa: F401
 
 
 def of(array):
@@ -18,9 +17,6 @@ def of(array):
     from minamp.backends import cuda
 
     return cuda
-
-
-quietly = Quietly()  # for an op's arithmetic, which calls no other op
 
 
 def array(data):

@@ -8,7 +8,7 @@ from minamp.autocast import without_autocast
 from minamp.clinic import advice, rules
 from minamp.clinic.advice import Reference
 from minamp.clinic.instruments import Backwards, Calls, Ops, error_of
-from minamp.clinic.patient import Patient, is_running
+from minamp.clinic.patient import Patient
 from minamp.clinic.report import Advice, Finding, Report
 from minamp.clinic.rules.base import scale_of
 from minamp.clinic.trace import Trace
@@ -34,15 +34,9 @@ def doctor(step, model=None, optimizer=None, scaler=None):
     patient = Patient(step, model, optimizer, scaler)
     with restored(step=step, model=model, optimizer=optimizer, scaler=scaler) as before:
         trace = Trace(parameters=patient.describe(), scaler_given=patient.scaled)
-        ill = patient.batch_norms()
+        statistics = patient.ill_statistics()
         _observe(step, trace, patient)
-        # what a layer of the user's own averages stays ill; a nan that only holds a place goes, or is not written
-        still = {name: version for name, (_, version) in patient.batch_norms().items()}
-        trace.batch_norms = [
-            (name, bad)
-            for name, (bad, version) in ill.items()
-            if is_running(name) or still.get(name, version) != version
-        ]
+        trace.batch_norms = patient.still_ill(statistics)
         trace.scalers_made = {c.owner for c in trace.calls("scaler.scale") if not before.reached(c.owner)}
         trace.half_state = patient.half_state(before)
         before.restore()
@@ -72,10 +66,8 @@ def _observe(step, trace, patient):
 def _in_float32(step, trace, patient):
     """Run the step once with autocast off. It may fail there: then the advice says so."""
     # The step starts from the same state as the first observed one, so its losses are multiplied by the same factors.
-    scales = [scale_of(call)[0] for call in trace.calls("backward", "grad") if call.step == 0] or [
-        patient.scale
-    ]
-    scales = [1.0, *scales]  # before the first backward nothing is multiplied
+    scales = [scale_of(call)[0] for call in trace.calls("backward", "grad") if call.step == 0]
+    scales = [1.0, *(scales or [patient.scale])]  # before the first backward nothing is multiplied
     backwards = Backwards()
     trace.reference = Reference(patient.names, lambda: scales[min(backwards.count, len(scales) - 1)])
     trace.steps += 1

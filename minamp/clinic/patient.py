@@ -87,7 +87,7 @@ class Patient:
                 found[name] = (p, backends.host(p._data).copy(), moving, p._version[0])
         return found
 
-    def batch_norms(self):
+    def ill_statistics(self):
         """name -> (number of bad values, version) of the running statistics that hold inf or nan.
 
         In a buffer under another name, of a layer of the user's own, nan alone is bad: a mask is full of infinities.
@@ -97,10 +97,22 @@ class Patient:
             for name, buffer in model.named_buffers():
                 if is_floating(buffer.dtype):
                     values = backends.widen(backends.host(buffer._data))
-                    bad = int((~np.isfinite(values) if is_running(name) else np.isnan(values)).sum())
+                    bad = int((~np.isfinite(values) if _is_running(name) else np.isnan(values)).sum())
                     if bad:
                         found[self._path(i, name)] = (bad, buffer._version[0])
         return found
+
+    def still_ill(self, before):
+        """(name, number of bad values) of those in `before`, the ill statistics of an earlier moment, that training won't heal.
+
+        What a layer of the user's own averages stays ill; a nan that only holds a place goes, or is not written.
+        """
+        now = {name: version for name, (_, version) in self.ill_statistics().items()}
+        return [
+            (name, bad)
+            for name, (bad, version) in before.items()
+            if _is_running(name) or now.get(name, version) != version
+        ]
 
     def half_state(self, before):
         """(where, dtype) of second moments in half: what changed, has a parameter's shape and no negative value."""
@@ -122,7 +134,7 @@ class Patient:
         ]
 
 
-def is_running(name):
+def _is_running(name):
     """Whether a buffer has the name of BatchNorm's statistics."""
     return name.rpartition(".")[2] in ("running_mean", "running_var")
 

@@ -9,6 +9,7 @@ from minamp import backends
 from minamp.announce import announced
 from minamp.formats import float32
 from minamp.methods import OPS
+from minamp.quiet import quiet
 from minamp.tensor import Tensor
 
 
@@ -46,7 +47,7 @@ def _norm(x, p):
 
 
 @announced("clip_grad_norm_")
-@backends.quiet
+@quiet
 def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False):
     """Scale all gradients in place so that their joint norm is at most max_norm; returns the norm before.
 
@@ -80,7 +81,7 @@ def _scale(g, factor):
 
 
 @announced("clip_grad_value_")
-@backends.quiet
+@quiet
 def clip_grad_value_(parameters, clip_value):
     """Clamp every gradient value to [-clip_value, clip_value] in place; nan stays nan."""
     clip_value = float(clip_value)

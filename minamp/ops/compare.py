@@ -1,8 +1,7 @@
 """Comparisons, and the bools they give: no gradients here."""
 
-from minamp.formats import is_floating
 from minamp.op import NOT_LISTED, op
-from minamp.tensor import Tensor
+from minamp.promotion import is_float
 
 
 @op(policy=NOT_LISTED, mixed="promote")
@@ -82,8 +81,8 @@ class isinf:
 
 def _whole(name, *args):
     for a in args:
-        if is_floating(a.dtype) if isinstance(a, Tensor) else isinstance(a, float):
-            found = a.dtype if isinstance(a, Tensor) else "a float"
+        if is_float(a):
+            found = getattr(a, "dtype", "a float")
             raise RuntimeError(f"{name}: needs bools or integers, got {found}: compare first, as in x > 0")
     return args
 

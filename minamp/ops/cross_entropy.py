@@ -9,7 +9,8 @@ from minamp.ops.elementwise import neg, where
 from minamp.ops.loss import check_reduction, each, reduced
 from minamp.ops.normalize import log_softmax
 from minamp.ops.reduce import mean, sum
-from minamp.ops.shape import reshape
+from minamp.ops.shape import expands, reshape
+from minamp.quiet import quiet
 from minamp.tensor import Tensor, same_device
 
 # --------------------------------------------------------------------------------------------------------------- of two classes
@@ -22,10 +23,7 @@ def _check_like(name, input, target, **weights):
             f"{name}: target {target.shape} must have the shape of input {input.shape}: reshape one of them"
         )
     for what, weight in weights.items():
-        if weight is None:
-            continue
-        sizes = zip(reversed(weight.shape), reversed(input.shape), strict=False)
-        if weight.ndim > input.ndim or any(n not in (1, size) for n, size in sizes):
+        if weight is not None and not expands(weight.shape, input.shape):
             raise RuntimeError(
                 f"{name}: {what} {weight.shape} can't be expanded to the shape of input {input.shape}: reshape it"
             )
@@ -226,7 +224,7 @@ def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean
     return mean(losses) * _inverse_share(kept, losses.dtype == float64)
 
 
-@backends.quiet
+@quiet
 def _inverse_share(kept, double):
     """How many entries there are for each that counts, 0-dim and on their device so that nobody waits; nan where none does."""
     m = backends.of(kept)

@@ -1,7 +1,7 @@
 """Elementwise ops: a table of derivatives."""
 
-from minamp.formats import is_floating
 from minamp.op import NOT_LISTED, PROMOTE, op
+from minamp.promotion import is_float
 from minamp.tensor import Tensor
 
 # ---------------------------------------------------------------------------------------------------------------- arithmetic
@@ -9,9 +9,7 @@ from minamp.tensor import Tensor
 
 def _check_alpha(name, alpha, *args):
     """RuntimeError for a float alpha where everything else is an integer: the sum would lose what it adds."""
-    if isinstance(alpha, float) and not any(
-        is_floating(a.dtype) if isinstance(a, Tensor) else isinstance(a, float) for a in args
-    ):
+    if isinstance(alpha, float) and not any(map(is_float, args)):
         raise RuntimeError(f"{name}: alpha is {alpha}, but the tensors hold integers: use x.float()")
 
 

@@ -1,6 +1,7 @@
 """Matrix products: half in, float32 sums, one rounding - the arithmetic of a tensor core."""
 
 from minamp.op import LOWER_PRECISION, NOT_LISTED, op
+from minamp.ops.shape import expands
 
 
 @op(policy=LOWER_PRECISION, stored=True)
@@ -47,11 +48,6 @@ class matmul_wide:
         return m.matmul_wide(m.mT(a), g)
 
 
-def _expands(shape, to):
-    lead = len(to) - len(shape)
-    return lead >= 0 and all(n in (1, size) for n, size in zip(shape, to[lead:], strict=True))
-
-
 @op(policy=LOWER_PRECISION, stored=True)
 class linear:
     """x @ weight.T + bias. x (..., in), weight (out, in), bias (out,) or None; the bias is added in float32, before rounding.
@@ -68,7 +64,7 @@ class linear:
             )
         if bias is not None and bias.shape != weight.shape[:-1]:
             shape = x.shape[:-1] + weight.shape[:-1]
-            if not _expands(bias.shape, shape):
+            if not expands(bias.shape, shape):
                 raise RuntimeError(
                     f"linear: bias {bias.shape} can't be expanded to the result's shape {shape}"
                 )

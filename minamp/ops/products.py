@@ -1,6 +1,7 @@
 """Products of fixed shapes under torch's names: mm, bmm, mv, dot, outer, and those that add, addmm, baddbmm, addmv."""
 
 from minamp.op import LOWER_PRECISION, NOT_LISTED, PROMOTE, op
+from minamp.ops.shape import expands
 
 
 def _check_mm(name, mat1, mat2, names):
@@ -149,8 +150,7 @@ class outer:
 
 
 def _check_added(name, input, shape):
-    lead = len(shape) - input.ndim
-    if lead < 0 or any(n not in (1, size) for n, size in zip(input.shape, shape[lead:], strict=True)):
+    if not expands(input.shape, shape):
         raise RuntimeError(f"{name}: input {input.shape} can't be expanded to the product's shape {shape}")
 
 

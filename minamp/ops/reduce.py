@@ -104,50 +104,49 @@ class ones_like:
 
 
 def _of_something(name, x, dim):
-    """RuntimeError if `dim`, over which the extreme is wanted, holds nothing. Other dimensions may."""
+    """dims_of; RuntimeError if they, over which the extreme is wanted, hold nothing. Other dimensions may."""
+    dim = dims_of(name, x, dim)
     if not math.prod(x.shape[d] for d in dim):
         raise RuntimeError(
             f"{name}: the extreme of nothing (a tensor of shape {x.shape} over dim {dim}) does not exist"
         )
+    return dim
 
 
-def _shared(m, g, x, y, dim, keepdim):
-    """The gradient of an extreme y over dim: those of x that equal it share g."""
-    best = x == _over(m, y, x.shape, dim, keepdim)
-    share = m.where(best, m.ones_like(x), m.zeros_like(x))
-    return _over(m, g, x.shape, dim, keepdim) * share / m.sum(share, dim, True)
+class _Extreme:
+    """What amax and amin have in common: those of x that equal the extreme y share its gradient."""
+
+    def vjp_x(m, g, x, y, dim, keepdim):
+        best = x == _over(m, y, x.shape, dim, keepdim)
+        share = m.where(best, m.ones_like(x), m.zeros_like(x))
+        return _over(m, g, x.shape, dim, keepdim) * share / m.sum(share, dim, True)
 
 
 @op(policy=NOT_LISTED)
-class amax:
+class amax(_Extreme):
     """Largest value over dim; equal maxima share the gradient. nan wins."""
 
     def call(x, dim=None, keepdim=False):
-        dim = dims_of("amax", x, dim)
-        _of_something("amax", x, dim)
-        return (x,), {"dim": dim, "keepdim": keepdim}
+        return (x,), {"dim": _of_something("amax", x, dim), "keepdim": keepdim}
 
     def forward(m, x, *, dim, keepdim):
         return m.amax(x, dim, keepdim)
 
-    def vjp_x(m, g, x, y, dim, keepdim):
-        return _shared(m, g, x, y, dim, keepdim)
-
 
 @op(policy=NOT_LISTED)
-class amin:
+class amin(_Extreme):
     """Smallest value over dim; equal minima share the gradient. nan wins."""
 
     def call(x, dim=None, keepdim=False):
-        dim = dims_of("amin", x, dim)
-        _of_something("amin", x, dim)
-        return (x,), {"dim": dim, "keepdim": keepdim}
+        return (x,), {"dim": _of_something("amin", x, dim), "keepdim": keepdim}
 
     def forward(m, x, *, dim, keepdim):
         return m.amin(x, dim, keepdim)
 
-    def vjp_x(m, g, x, y, dim, keepdim):
-        return _shared(m, g, x, y, dim, keepdim)
+
+def _position_arguments(name, x, dim, keepdim):
+    _of_something(name, x, dim)
+    return (x,), {"dim": None if dim is None else dim_of(name, x, dim), "keepdim": keepdim}
 
 
 @op(policy=NOT_LISTED)
@@ -155,8 +154,7 @@ class argmax:
     """Position of the largest value over dim, int64 (in the flattened tensor without dim)."""
 
     def call(x, dim=None, keepdim=False):
-        _of_something("argmax", x, dims_of("argmax", x, dim))
-        return (x,), {"dim": None if dim is None else dim_of("argmax", x, dim), "keepdim": keepdim}
+        return _position_arguments("argmax", x, dim, keepdim)
 
     def forward(m, x, *, dim, keepdim):
         return m.argmax(x, dim, keepdim)
@@ -167,8 +165,7 @@ class argmin:
     """Position of the smallest value over dim, int64 (in the flattened tensor without dim)."""
 
     def call(x, dim=None, keepdim=False):
-        _of_something("argmin", x, dims_of("argmin", x, dim))
-        return (x,), {"dim": None if dim is None else dim_of("argmin", x, dim), "keepdim": keepdim}
+        return _position_arguments("argmin", x, dim, keepdim)
 
     def forward(m, x, *, dim, keepdim):
         return m.argmin(x, dim, keepdim)

@@ -11,6 +11,12 @@ def _sizes(sizes):
     return tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], tuple | list) else tuple(sizes)
 
 
+def expands(shape, to):
+    """Whether `shape` can be expanded to the shape `to`."""
+    lead = len(to) - len(shape)
+    return lead >= 0 and all(n in (1, size) for n, size in zip(shape, to[lead:], strict=True))
+
+
 def dim_of(name, x, dim):
     """`dim` as a non-negative int; IndexError names the op."""
     if not -max(x.ndim, 1) <= dim < max(x.ndim, 1):
@@ -66,7 +72,7 @@ class expand:
         shape = _sizes(shape)
         lead = len(shape) - x.ndim
         full = tuple(x.shape[i - lead] if n == -1 and i >= lead else n for i, n in enumerate(shape))
-        if lead < 0 or builtins_any(a not in (1, b) for a, b in zip(x.shape, full[lead:], strict=True)):
+        if not expands(x.shape, full):
             raise RuntimeError(f"expand: {x.shape} can't be repeated to {shape}: sizes must be equal or 1")
         return (x,), {"shape": full}
 
@@ -75,9 +81,6 @@ class expand:
 
     def vjp_x(m, g):
         return g  # the sum over the repeated dimensions is done for every op
-
-
-builtins_any = any
 
 
 @op(policy=NOT_LISTED)

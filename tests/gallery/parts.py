@@ -1,4 +1,4 @@
-"""What the scripts share: a few real digits, and small networks."""
+"""What the scripts share: a few real digits, small networks, how they are collected, and a report on one line a finding."""
 
 import functools
 
@@ -23,3 +23,26 @@ def mlp(*sizes):
     for i, o in zip(sizes[1:], sizes[2:], strict=False):
         layers += [nn.ReLU(), nn.Linear(i, o)]
     return nn.Sequential(*layers)
+
+
+class Scripts:
+    """Scripts under their function's name, entered by two decorators. ill: name -> (code, build), well: name -> build."""
+
+    def __init__(self):
+        self.ill, self.well = {}, {}
+
+    def broken(self, code):
+        def enter(build):
+            self.ill[build.__name__] = code, build
+            return build
+
+        return enter
+
+    def healthy(self, build):
+        self.well[build.__name__] = build
+        return build
+
+
+def told(report):
+    """What a test prints of a report that it did not expect."""
+    return "\n".join(f"{f.code}: {f.what} [{f.where}] {f.evidence}" for f in report)

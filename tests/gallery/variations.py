@@ -10,26 +10,14 @@ import numpy as np
 
 import minamp
 import minamp.nn.functional as F
-from gallery.parts import digits, mlp
+from gallery.parts import Scripts, digits, mlp
 from minamp import GradScaler, autocast, data, nn, optim, save
 from minamp.autograd import Function, grad
 from minamp.nn.utils import clip_grad_norm_, clip_grad_value_
 from minamp.nn.utils import clip_grad_norm_ as limit
 
-BROKEN, HEALTHY = {}, {}
-
-
-def broken(code):
-    def enter(build):
-        BROKEN[build.__name__] = code, build
-        return build
-
-    return enter
-
-
-def healthy(build):
-    HEALTHY[build.__name__] = build
-    return build
+_scripts = Scripts()
+BROKEN, HEALTHY, broken, healthy = _scripts.ill, _scripts.well, _scripts.broken, _scripts.healthy
 
 
 class Trainer:

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 from minamp.clinic.rules.base import error, rule, scale_of
+from minamp.clinic.trace import Call
 
 _READS = {"vector_norm", "norm", "pow", "square", "abs", "amax", "max", "mul"}
 _CLAMPS = {"clamp", "minimum", "maximum"}
@@ -72,7 +73,7 @@ def _clips_in_hooks(trace):
 def _by_hand(call, run):
     """A clipping by the user's own op as if it were a Call."""
     name = "clip_grad_value_" if run.op in _CLAMPS else "by hand"
-    return type(call)(call.index, call.step, name, 0, run.line, None, None)
+    return Call(call.index, call.step, name, 0, run.line, None, None)
 
 
 def _clips_by_hand(trace):
