@@ -77,12 +77,17 @@ maximum, minimum, where = np.maximum, np.minimum, np.where
 isfinite, isnan, isinf = np.isfinite, np.isnan, np.isinf
 round, floor, ceil = np.round, np.floor, np.ceil
 zeros_like, ones_like = np.zeros_like, np.ones_like
-reshape, permute, flip = np.reshape, np.transpose, np.flip
+permute, flip = np.transpose, np.flip
 may_share_memory = np.may_share_memory
 
 
 def asarray(x):
     return np.asarray(x)
+
+
+def reshape(x, shape):
+    """`x` itself if that is its shape: a gradient that is no view may be rounded and kept where it lies."""
+    return x if x.shape == shape else np.reshape(x, shape)
 
 
 def full(shape, value, dtype):
