@@ -99,7 +99,7 @@ def _exponents(array, shift):
 
     Of a large array about SAMPLE values are looked at, evenly spread, and count for all: a share is right to 1 per cent.
     """
-    x = backends.host(array).reshape(-1)
+    x = backends.host(array).ravel("K")
     every = x.size // SAMPLE | 1  # odd, so that it does not fall in step with the dimensions
     x = cast(x[::every], float32)
     fields = np.bincount(x.view(np.int32) >> 23 & 255, minlength=256)  # half the time of np.frexp

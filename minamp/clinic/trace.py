@@ -252,5 +252,5 @@ def largest(array):
     if array.dtype not in _MAGNITUDE or not array.size:
         return 0.0
     integer, magnitude = _MAGNITUDE[array.dtype]
-    flat = array.reshape(-1)
+    flat = array.ravel("K")  # of a permuted array a view too, where reshape copies
     return abs(float(flat[(flat.view(integer) & magnitude).argmax()]))
