@@ -1,5 +1,7 @@
 """Which op each operator and method of a Tensor is: `+` is OPS["add"], declared in minamp/ops/elementwise.py."""
 
+import numpy as np
+
 OPS = {}  # every op, and every function made of ops, by its name; @op and @composite in minamp/op.py fill it
 
 
@@ -19,6 +21,16 @@ def _binary(name):
 
     def method(self, other):
         return OPS[name](self, other)
+
+    return method
+
+
+def _equality(name):
+    """An operator's method that leaves None, strings and lists to Python, which compares identities: `x in (None, y)`."""
+
+    def method(self, other):
+        comparable = isinstance(other, (Methods, int, float, np.generic, np.ndarray))
+        return OPS[name](self, other) if comparable else NotImplemented
 
     return method
 
@@ -76,7 +88,7 @@ class Methods:
     log2, log10, sin, cos = (_method(n) for n in ("log2", "log10", "sin", "cos"))
     exp_, sqrt_, square_ = (_inplace(n) for n in ("exp", "sqrt", "square"))
     # compare.py
-    __eq__, __ne__ = _method("eq"), _method("ne")
+    __eq__, __ne__ = _equality("eq"), _equality("ne")
     __lt__, __le__, __gt__, __ge__ = _method("lt"), _method("le"), _method("gt"), _method("ge")
     __and__, __or__, __xor__ = _method("bitwise_and"), _method("bitwise_or"), _method("bitwise_xor")
     __invert__ = _method("bitwise_not")

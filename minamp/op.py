@@ -18,9 +18,12 @@ Half arithmetic happens here and nowhere else: inputs are widened to float32, th
 once. Gradients likewise. So a declaration never mentions half.
 """
 
+import functools
+
 import numpy as np
 
 from minamp import backends
+from minamp.arguments import PLAIN, bound, missing_attribute, refuse_strangers
 from minamp.autocast import state as autocast_state
 from minamp.backends import cpu
 from minamp.formats import (
@@ -115,7 +118,7 @@ class Op:
         if "out" in attrs:
             return self._into(attrs.pop("out"), args, attrs)
         if self.call is not None:
-            args, attrs = self.call(*args, **attrs)
+            args, attrs = self._called(args, attrs)
         state = autocast_state
         if state.enabled and self.cast_inputs is not None:
             args = self.cast_inputs(self, args, attrs, state.dtype)
@@ -124,8 +127,14 @@ class Op:
     def plain(self, *args, **attrs):
         """The op outside every autocast region (in-place forms)."""
         if self.call is not None:
-            args, attrs = self.call(*args, **attrs)
+            args, attrs = self._called(args, attrs)
         return self._run(args, attrs)
+
+    def _called(self, args, attrs):
+        try:
+            return self.call(*args, **attrs)
+        except AttributeError as error:
+            raise missing_attribute(self.name, bound(self.call, args, attrs), error) from None
 
     def _into(self, out, args, attrs):
         """The out= form: never autocast, as in PyTorch, and never recorded."""
@@ -150,7 +159,13 @@ class Op:
         if self.takes_dtype and attrs["dtype"] is not None:
             args = [args[0].to(attrs["dtype"]), *args[1:]]
         first = dtype = None
-        arrays, mask, bit, halves = [], 0, 1, False  # mask: which arguments want a gradient, as bits
+        arrays, mask, bit, halves, strange = (
+            [],
+            0,
+            1,
+            False,
+            False,
+        )  # mask: which arguments want a gradient, as bits
         home = np.ndarray  # the type of array the first tensor has
         for a in args:
             if isinstance(a, Tensor):
@@ -174,12 +189,15 @@ class Op:
                     halves = True
             else:
                 arrays.append(a)
+                strange = strange or type(a) not in PLAIN
             bit <<= 1
         if first is None:
             raise TypeError(
                 f"{self.name}: needs at least one minamp Tensor, got {[type(a).__name__ for a in args]}: "
                 "wrap data in minamp.tensor(...)"
             )
+        if strange:
+            refuse_strangers(self.name, self._names(args), args, on_gpu=m is not cpu)
         if home is not np.ndarray and m is not cpu:
             product = self.stored and self.policy == LOWER_PRECISION
             m.check(self.name, self._names(args), arrays, product)
@@ -208,16 +226,9 @@ class Op:
                         y = m.cast(y, dtype)
                 elif self.mixed == "promote" and d.kind in "iu" and dtype.kind in "iu":
                     y = m.cast(y, dtype)  # NumPy widens by 0-dim arrays too
-        except (ValueError, IndexError) as error:  # NumPy's words for shapes that don't fit
-            named = zip(self._names(args), args, strict=True)
-            shapes = ", ".join(f"{p} {a.shape if isinstance(a, Tensor) else a}" for p, a in named)
-            kind = IndexError if isinstance(error, IndexError) else RuntimeError
-            raise kind(f"{self.name}: shapes don't fit ({shapes}): {error}") from None
-        except (MemoryError, RuntimeError) as error:
-            backends.explain(error, self.described(args))
+        except Exception as error:
+            self._explain(error, args)
             raise
-        except OverflowError as error:  # NumPy's words for a number that an integer dtype can't hold
-            raise RuntimeError(f"{self.described(args)}: {error}: use x.long()") from None
         out = Tensor(y)
         if self.view and m.may_share_memory(y, first._data):  # x[[0, 2]] is a copy
             out._version, out._is_view = first._version, True
@@ -227,6 +238,28 @@ class Op:
             for observe in observers:
                 observe("forward", self, args, out)
         return out
+
+    def _explain(self, error, args):
+        """Raise what went wrong in the words of this op, if the error is NumPy's or Python's."""
+        names = self._names(args)
+        if isinstance(error, (ValueError, IndexError)):
+            given = (
+                f"{p} {a.shape if isinstance(a, Tensor) else a}" for p, a in zip(names, args, strict=True)
+            )
+            kind = IndexError if isinstance(error, IndexError) else RuntimeError
+            raise kind(f"{self.name}: shapes don't fit ({', '.join(given)}): {error}") from None
+        if isinstance(error, (MemoryError, RuntimeError)):
+            backends.explain(error, self.described(args))
+        if isinstance(error, AttributeError):
+            raise missing_attribute(self.name, dict(zip(names, args, strict=True)), error) from None
+        if isinstance(error, TypeError) and not self.variadic and len(args) != len(self.params):
+            raise TypeError(
+                f"{self.name}: takes {', '.join(self.params)}; got {len(args)} arguments"
+            ) from None
+        if isinstance(error, TypeError):  # None + 1
+            raise TypeError(f"{self.described(args)}: {error}") from None
+        if isinstance(error, OverflowError):  # a number that an integer dtype can't hold
+            raise RuntimeError(f"{self.described(args)}: {error}: use x.long()") from None
 
     def _on_one_device(self, args):
         """`args` with 0-dim CPU tensors that want no gradient as numbers on the others' GPU, as in PyTorch; else RuntimeError."""
@@ -427,9 +460,17 @@ def _is_new(gx, g, env):
 
 def composite(function):
     """Enter a function made of ops in OPS too: a Tensor method, and usable in gradients. Its ops are autocast one by one."""
-    if OPS.setdefault(function.__name__, function) is not function:
+
+    @functools.wraps(function)
+    def composed(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except AttributeError as error:
+            raise missing_attribute(function.__name__, bound(function, args, kwargs), error) from None
+
+    if OPS.setdefault(function.__name__, composed) is not composed:
         raise ValueError(f"@composite: an op named {function.__name__!r} exists already")
-    return function
+    return composed
 
 
 class _Namespace:

@@ -151,7 +151,7 @@ LINES = [
     line("gather", lambda x: F.gather(x, 1, Tensor(np.array([[0, 0], [2, 1]]))) ** 2, a(2, 3)),
     line("gather", lambda x: F.gather(x, 1, Tensor(np.array([[2, 0, 1]]))) ** 2, a(2, 3)),
     line("gather_grad", lambda x: F.gather_grad(x, 1, np.array([[0, 0], [2, 1]]), (2, 3)) ** 2, a(2, 2)),
-    line("masked_scale", lambda x: F.masked_scale(x, MASK._data, 2.0) ** 2, a(2, 3)),
+    line("masked_scale", lambda x: F.masked_scale(x, MASK, 2.0) ** 2, a(2, 3)),
     # normalize
     line("softmax", lambda x: F.softmax(x, 1), a(2, 3)),
     line("softmax", lambda x: F.softmax(x, 0), a(2, 3, 2)),
@@ -368,9 +368,88 @@ def test_sign_of_bools():
 
 def test_a_call_with_wrong_arguments_is_a_type_error():
     x = tensor([1.0])
-    for call in (lambda: F.exp(x, x), lambda: F.exp(x, base=2), lambda: F.mul(x)):
-        with pytest.raises(TypeError):
+    for call, text in (
+        (lambda: F.exp(x, x), "^exp: takes x; got 2 arguments"),
+        (lambda: F.exp(x, [1]), "^exp: takes x; got 2 arguments"),
+        (lambda: F.exp(x, base=2), r"^exp \(x float32 \(1,\)\): .*unexpected keyword argument 'base'"),
+        (lambda: F.mul(x), "^mul: takes a, b; got 1 arguments"),
+        (lambda: x + None, r"^add \(a float32 \(1,\)\): unsupported operand"),
+        (lambda: F.cat(1.0), "^cat: tensors must be a list or tuple of Tensors, got float"),
+        (lambda: F.stack(x), "^stack: tensors must be a list or tuple of Tensors, got Tensor"),
+    ):
+        with pytest.raises(TypeError, match=text):
             call()
+
+
+SQUARE = minamp.ones(2, 2)
+NEEDS_TENSORS = {  # the argument that is refused -> a call with `wrong` in its place
+    "matmul: a": lambda wrong: F.matmul(wrong, SQUARE),
+    "matmul: b": lambda wrong: F.matmul(SQUARE, wrong),
+    "linear: x": lambda wrong: F.linear(wrong, SQUARE),
+    "linear: weight": lambda wrong: F.linear(SQUARE, wrong),
+    "mse_loss: target": lambda wrong: F.mse_loss(SQUARE, wrong),
+    "where: condition": lambda wrong: F.where(wrong, SQUARE, SQUARE),
+    "masked_fill: value": lambda wrong: F.masked_fill(SQUARE, SQUARE > 0, wrong),
+    "mm: mat2": lambda wrong: F.mm(SQUARE, wrong),
+}
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["plain", "autocast"])
+@pytest.mark.parametrize("argument", NEEDS_TENSORS)
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [
+        (np.ones((2, 2), np.float32), "NumPy array"),
+        ([[1.0, 1.0], [1.0, 1.0]], "list"),
+        ((1.0, 1.0), "tuple"),
+        (None, "NoneType"),
+        ("1", "str"),
+        (1.5, "float"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_what_is_no_tensor_is_refused_by_name(wrong, kind, argument, autocast):
+    """No policy would cast an array, so a product with it would not be half; nor would a gradient reach it."""
+    if argument == "masked_fill: value" and kind == "float":
+        return  # a number is what it takes
+    with minamp.autocast(enabled=autocast):
+        with pytest.raises(TypeError, match=f"^{argument} is a {kind}, not a Tensor: use minamp.tensor"):
+            NEEDS_TENSORS[argument](wrong)
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "maximum", "minimum", "pow", "lt", "eq"])
+@pytest.mark.parametrize("array", [np.ones(2), [1.0, 1.0], "1", {1.0}, np.ones(2, np.float16)], ids=repr)
+def test_elementwise_ops_take_numbers_and_no_arrays(name, array):
+    x = tensor([1.0, 2.0], requires_grad=True)
+    kind = "NumPy array" if isinstance(array, np.ndarray) else type(array).__name__
+    for p, call in (("b", lambda: OPS[name](x, array)), ("a", lambda: OPS[name](array, x))):
+        with pytest.raises(TypeError, match=f"^{name}: {p} is a {kind}, not a Tensor: use minamp.tensor"):
+            call()
+    for number in (2, 2.0, np.float32(2), np.float64(2), np.int64(2), np.array(2.0)):
+        assert OPS[name](x, number).shape == (2,)
+
+
+def test_parts_of_lists_and_composites_are_refused_by_name():
+    x = minamp.ones(2, 3)
+    for call, text in (
+        (lambda: F.cat([x, [1.0]]), r"cat: tensors\[1\] is a list"),
+        (lambda: F.cat([x, np.ones((2, 3))]), r"cat: tensors\[1\] is a NumPy array"),
+        (lambda: F.einsum("ij,jk->ik", x, 1.0), r"einsum: operands\[1\] is a float"),
+        (lambda: F.cross_entropy([[1.0]], x), "cross_entropy: input is a list"),
+        (lambda: F.cross_entropy(x, [0, 1]), "cross_entropy: target is a list"),
+        (lambda: F.allclose(x, [1.0]), "allclose: b is a list"),
+        (lambda: F.flatten(1.0), "flatten: x is a float"),
+        (lambda: F.scatter(x, 1, tensor([[0], [1]]), [1.0]), "scatter: value is a list"),
+    ):
+        with pytest.raises(TypeError, match=f"^{text}, not a Tensor: use minamp.tensor"):
+            call()
+
+
+def test_another_attribute_error_stays_one(monkeypatch):
+    """Only the object that was given in a Tensor's place is spoken of."""
+    monkeypatch.setattr(F.linear, "call", lambda x, weight, bias=None: x.no_such_attribute)
+    with pytest.raises(AttributeError, match="no_such_attribute"):
+        F.linear(SQUARE, SQUARE)
 
 
 def test_gather_reads_less_than_the_whole():

@@ -455,14 +455,21 @@ def test_nothing_warns(recwarn):
     assert not recwarn.list
 
 
-def test_numpy_arrays_and_tensors_mix_in_operators():
-    out = np.ones(2, np.float32) + tensor([1.0, 2.0])
-    assert isinstance(out, Tensor) and out.tolist() == [2.0, 3.0]
+def test_equality_leaves_what_is_no_tensor_to_python():
+    """As PyTorch: None and lists are unequal, so that `x in (None, y)` works."""
+    x = tensor([1.0, 2.0])
+    for other in (None, "a", [1.0, 2.0], (1.0, 2.0)):
+        assert (x == other) is False and (x != other) is True and (other == x) is False
+    assert None not in [x] and (x == 1).tolist() == (1 == x).tolist() == [True, False]
+    assert (x != np.float32(2)).tolist() == [True, False]
+    for compare in (lambda: x == np.ones(2), lambda: np.ones(2) == x):
+        with pytest.raises(TypeError, match="eq: b is a NumPy array, not a Tensor"):
+            compare()
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint8, np.bool_])
 @pytest.mark.parametrize(
-    "half", [0.5, np.float64(0.5), np.float32(0.5), np.float16(0.5), np.full(2, 0.5)], ids=repr
+    "half", [0.5, np.float64(0.5), np.float32(0.5), np.float16(0.5), np.array(0.5)], ids=repr
 )
 def test_integers_beside_a_floating_number_are_float32(kind, half):
     x = Tensor(np.array([1, 0], kind))

@@ -1,7 +1,5 @@
 """What is looked at before a kernel runs: one GPU for all arrays of an op, and a card that multiplies their format."""
 
-import numpy as np
-
 from minamp.backends import device
 from minamp.backends.device import xp
 from minamp.backends.gemm import gemm
@@ -11,14 +9,8 @@ from minamp.formats import bfloat16, float32
 def check(what, names, arrays, product):
     """Refuse arguments no kernel can take together, given the op's name and those of its arguments.
 
-    TypeError for a NumPy array among arrays on the GPU; RuntimeError for arrays on different GPUs, and (product) for a
-    format that the card can't multiply.
+    RuntimeError for arrays on different GPUs, and (product) for a format that the card can't multiply.
     """
-    for n, a in zip(names, arrays, strict=True):
-        if isinstance(a, np.ndarray):
-            raise TypeError(
-                f"{what}: {n} is a NumPy array, the other arguments are on the GPU: use minamp.tensor({n}, device='cuda')"
-            )
     here = [(n, a) for n, a in zip(names, arrays, strict=True) if device.holds(a)]
     if len({a.device.id for _, a in here}) > 1:
         found = ", ".join(f"{n} cuda:{a.device.id}" for n, a in here)

@@ -215,7 +215,7 @@ def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean
         return nll_loss(logp, target, weight, ignore_index, reduction)
     kept = target._data != ignore_index
     hard = nll_loss(logp, target, weight, ignore_index, "none")
-    even = where(kept, neg(mean(_weighted(logp, weight, dim), dim)), 0.0)
+    even = where(Tensor(kept), neg(mean(_weighted(logp, weight, dim), dim)), 0.0)
     losses = hard * (1.0 - label_smoothing) + even * label_smoothing
     if reduction != "mean":
         return losses if reduction == "none" else sum(losses)

@@ -1,5 +1,6 @@
 """Elementwise ops: a table of derivatives."""
 
+from minamp.arguments import no_tensor
 from minamp.op import NOT_LISTED, PROMOTE, op
 from minamp.promotion import is_float
 from minamp.tensor import Tensor
@@ -226,6 +227,12 @@ class clamp:
 @op(policy=NOT_LISTED, mixed="promote")
 class where:
     """a where condition (bool) holds, b elsewhere."""
+
+    def call(condition, a, b):
+        for name, x in (("condition", condition), ("a", a), ("b", b)):
+            if not isinstance(x, Tensor) and (name == "condition" or x is None):
+                raise no_tensor("where", name, x)
+        return (condition, a, b), {}
 
     def forward(m, condition, a, b):
         return m.where(condition, a, b)

@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 from minamp import backends
+from minamp.arguments import no_tensor
 from minamp.formats import format_of, is_floating
 from minamp.keys import ints_first
 from minamp.op import NOT_LISTED, PROMOTE, composite, op
@@ -134,7 +135,9 @@ def index_select(input, dim, index):
 
 
 def number_in(name, value, dtype):
-    """`value` as a number of `dtype`; RuntimeError where a finite value lies outside the format."""
+    """`value` as a number of `dtype`; RuntimeError where a finite value lies outside the format, TypeError for no number."""
+    if not isinstance(value, (int, float, np.generic)):
+        raise no_tensor(name, "value", value)
     if not is_floating(dtype):
         return np.dtype(dtype).type(value).item()
     limit = format_of(dtype).max

@@ -28,7 +28,7 @@ def _check_shapes(name, input, target):
             f"{name}: target {target.shape} and input {input.shape} differ in shape and will be broadcast: "
             "reshape one to the shape of the other",
             UserWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
 
 
@@ -167,7 +167,7 @@ class kl_div:
                 "kl_div: reduction='mean' divides by the number of entries, not by the batch size: "
                 "use 'batchmean' for the divergence",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         return _pair(
             "kl_div", input, target, reduction, ("mean", "batchmean", "sum", "none"), log_target=log_target

@@ -26,7 +26,7 @@ def _softmax_arguments(name, x, dim, dtype):
     _floating(name, x, dtype)
     if dim is None:
         dim = 0 if x.ndim in (0, 1, 3) else 1
-        warnings.warn(f"{name}: dim is not given, {dim} is taken: pass dim=", UserWarning, stacklevel=4)
+        warnings.warn(f"{name}: dim is not given, {dim} is taken: pass dim=", UserWarning, stacklevel=5)
     return (x,), {"dim": dim_of(name, x, dim), "dtype": dtype}
 
 

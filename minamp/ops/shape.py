@@ -5,6 +5,7 @@ import math
 from minamp import backends
 from minamp.create import generator
 from minamp.op import NOT_LISTED, composite, op
+from minamp.tensor import Tensor
 
 
 def _sizes(sizes):
@@ -165,7 +166,7 @@ class cat:
     """Tensors joined along `dim`; different float dtypes promote, as in torch."""
 
     def call(tensors, dim=0):
-        tensors = tuple(tensors)
+        tensors = _listed("cat", tensors)
         if not tensors:
             raise RuntimeError("cat: needs at least one tensor")
         first = next((x for x in tensors if x.shape != (0,)), tensors[0])
@@ -175,14 +176,20 @@ class cat:
             tensors = tuple(reshape(x, none) if x.shape == (0,) else x for x in tensors)
         return tensors, {"dim": dim}
 
-    def forward(m, *xs, dim):
-        widest = {x.dtype for x in xs}
-        return m.cat(xs if len(widest) == 1 else [m.widen(x) for x in xs], dim)
+    def forward(m, *tensors, dim):
+        widest = {x.dtype for x in tensors}
+        return m.cat(tensors if len(widest) == 1 else [m.widen(x) for x in tensors], dim)
 
-    def vjp_xs(m, g, i, xs_shape, dim):
-        start = sum_sizes(xs_shape[:i], dim)
-        key = (slice(None),) * dim + (slice(start, start + xs_shape[i][dim]),)
+    def vjp_tensors(m, g, i, tensors_shape, dim):
+        start = sum_sizes(tensors_shape[:i], dim)
+        key = (slice(None),) * dim + (slice(start, start + tensors_shape[i][dim]),)
         return m.index(g, key)
+
+
+def _listed(name, tensors):
+    if not isinstance(tensors, (list, tuple)):
+        raise TypeError(f"{name}: tensors must be a list or tuple of Tensors, got {type(tensors).__name__}")
+    return tuple(tensors)
 
 
 def sum_sizes(shapes, dim):
@@ -210,7 +217,7 @@ def repeat(x, *sizes):
 @composite
 def stack(tensors, dim=0):
     """Tensors of one shape joined along a new dimension."""
-    return cat([unsqueeze(x, dim) for x in tensors], dim)
+    return cat([unsqueeze(x, dim) for x in _listed("stack", tensors)], dim)
 
 
 # -------------------------------------------------------------------------------------------------------------------- dropout
@@ -221,9 +228,9 @@ class masked_scale:
     """x * scale where mask holds, 0 elsewhere: dropout once its mask is drawn."""
 
     def call(x, mask, scale):
-        return (x,), {"mask": backends.move(mask, x.device), "scale": scale}
+        return (x, mask), {"scale": scale}
 
-    def forward(m, x, *, mask, scale):
+    def forward(m, x, mask, *, scale):
         return x * mask * scale
 
     def vjp_x(m, g, mask, scale):
@@ -237,5 +244,5 @@ def dropout(x, p=0.5, training=True):
         raise ValueError(f"dropout: p must lie in [0, 1], got {p}")
     if not training or p == 0:
         return x
-    mask = backends.of(x._data).keep_mask(generator(), x.shape, p)
+    mask = Tensor(backends.of(x._data).keep_mask(generator(), x.shape, p))
     return masked_scale(x, mask, 1 / (1 - p) if p < 1 else 0.0)

@@ -1,0 +1,48 @@
+"""What ops are given in place of Tensors: numbers are welcome, arrays and lists are refused by name."""
+
+import inspect
+
+import numpy as np
+
+from minamp.tensor import Tensor
+
+PLAIN = {int, float, bool, type(None)}  # welcome without a second look
+
+
+def refuse_strangers(op, names, args, on_gpu):
+    """TypeError for an array, a list or the like among the arguments: no policy would cast it, no gradient reach it.
+
+    A 0-dim array is a number, if it is on the device.
+    """
+    for name, a in zip(names, args, strict=False):  # one argument too many has no name
+        number = type(a) in PLAIN or isinstance(a, (Tensor, int, float, np.generic))
+        if not number and (getattr(a, "ndim", 1) or on_gpu and isinstance(a, np.ndarray)):
+            raise no_tensor(op, name, a, ", device='cuda'" if on_gpu else "")
+
+
+def bound(function, args, kwargs):
+    """Parameter name -> argument, of a call that `function` accepted."""
+    return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
+
+
+def missing_attribute(op, given, error):
+    """What to raise after an AttributeError, `given` the arguments by name: that of a list without .shape is a TypeError.
+
+    The error itself if the object it speaks of is none of the arguments, nor part of one.
+    """
+    for name, a in [*given.items()]:
+        if isinstance(a, (list, tuple)):
+            given |= {f"{name}[{i}]": part for i, part in enumerate(a)}
+    for name, a in given.items():
+        if a is error.obj and not isinstance(a, Tensor):
+            return no_tensor(op, name, a)
+    return error
+
+
+def no_tensor(op, name, a, device=""):
+    """The TypeError for an argument that has to be a Tensor."""
+    module = type(a).__module__
+    kind = "NumPy array" if isinstance(a, np.ndarray) else type(a).__name__
+    if module not in ("builtins", "numpy"):
+        kind = f"{module}.{kind}"
+    return TypeError(f"{op}: {name} is a {kind}, not a Tensor: use minamp.tensor({name}{device})")
