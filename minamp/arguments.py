@@ -20,6 +20,12 @@ def refuse_strangers(op, names, args, on_gpu):
             raise no_tensor(op, name, a, ", device='cuda'" if on_gpu else "")
 
 
+def check_number(owner, name, value):
+    """TypeError for an option that has to be a number: "1e-3" from a settings file is none."""
+    if not isinstance(value, (int, float, np.number, Tensor)):
+        raise TypeError(f"{owner}: {name} must be a number, got {value!r}")
+
+
 def bound(function, args, kwargs):
     """Parameter name -> argument, of a call that `function` accepted."""
     return dict(inspect.signature(function).bind(*args, **kwargs).arguments)

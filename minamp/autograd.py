@@ -4,6 +4,7 @@ import numpy as np
 
 from minamp.announce import announced
 from minamp.anomaly import detect_anomaly, is_anomaly_enabled, set_detect_anomaly  # noqa: F401
+from minamp.arguments import no_tensor
 from minamp.backends import host
 from minamp.formats import float64, widen
 from minamp.function import Function  # noqa: F401
@@ -26,6 +27,10 @@ def grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=Fal
     """
     outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    for name, given in (("outputs", outputs), ("inputs", inputs)):
+        for i, x in enumerate(given):
+            if not isinstance(x, Tensor):
+                raise no_tensor("grad", f"{name}[{i}]", x)
     seeds = [None] * len(outputs) if grad_outputs is None else grad_outputs
     seeds = [seeds] if isinstance(seeds, Tensor) else seeds
     roots = [y._history() for y in outputs]

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 
 from minamp.formats import float32, is_floating
-from minamp.tensor import Tensor, check_integers
+from minamp.tensor import Tensor, check_integers, numbers
 
 int64 = np.dtype(np.int64)
 _local = threading.local()
@@ -61,7 +61,7 @@ def ones(*size, dtype=float32, device=None, requires_grad=False):
 
 def full(size, fill_value, *, dtype=None, device=None, requires_grad=False):
     """`fill_value` everywhere: bool for a bool, int64 for an int, else float32. RuntimeError for one the dtype can't hold."""
-    filled = np.full(size, fill_value)
+    filled = np.full(size, numbers("full", fill_value))
     if dtype is None:
         dtype = float32 if filled.dtype.kind == "f" else filled.dtype
     check_integers(filled, dtype)
@@ -117,8 +117,10 @@ def randperm(n, *, device=None):
 
 
 def from_numpy(array):
-    """A Tensor sharing the array's memory."""
-    return Tensor(array)
+    """A Tensor sharing the array's memory. TypeError for what is no NumPy array."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"from_numpy: needs a NumPy array, got {type(array).__name__}: use minamp.tensor")
+    return Tensor(numbers("from_numpy", array))
 
 
 def zeros_like(x, *, dtype=None, requires_grad=False):

@@ -5,6 +5,7 @@ rounded once. Rounded to nearest, an update below half a step of the format is l
 stays 1, a hundred times over. master_weights=True, write_back='stochastic' and 'kahan' are three ways out.
 """
 
+from minamp.arguments import check_number
 from minamp.optimizer import Optimizer
 
 
@@ -131,7 +132,11 @@ class Adam(Optimizer):
     def _check(self, group):
         for option in ("lr", "eps", "weight_decay"):
             self._require(group, option, group[option] >= 0, "at least 0")
-        self._require(group, "betas", all(0 <= beta < 1 for beta in group["betas"]), "two numbers in [0, 1)")
+        betas = group["betas"]
+        pair = isinstance(betas, tuple | list) and len(betas) == 2
+        for beta in betas if pair else ():
+            check_number(self._name, "betas", beta)
+        self._require(group, "betas", pair and all(0 <= beta < 1 for beta in betas), "two numbers in [0, 1)")
 
     def _stage(self, state):
         return int(state.get("step", 0))

@@ -6,6 +6,7 @@ import numpy as np
 
 from minamp import backends, weights
 from minamp.announce import announced
+from minamp.arguments import check_number
 from minamp.batch import Batch
 from minamp.create import generator
 from minamp.formats import float32, float64
@@ -32,7 +33,13 @@ class Optimizer:
         self.param_groups = []
         self.state = defaultdict(dict)  # parameter -> its buffers by name
         self._generator = None
-        groups = list(params)
+        try:
+            groups = list(params)
+        except TypeError:
+            kind = type(params).__name__
+            raise TypeError(
+                f"{self._name}: params must be a list of Tensors, got a {kind}: use model.parameters()"
+            ) from None
         if not groups:
             raise ValueError(f"{self._name}: got an empty parameter list: give it model.parameters()")
         for group in groups if isinstance(groups[0], dict) else [{"params": groups}]:
@@ -46,6 +53,8 @@ class Optimizer:
             raise TypeError(
                 f"{self._name}: a parameter group must be a dict, got {type(param_group).__name__}"
             )
+        if "params" not in param_group:
+            raise ValueError(f"{self._name}: a parameter group needs 'params', this one has {[*param_group]}")
         params = param_group["params"]
         if isinstance(params, set):
             raise TypeError(f"{self._name}: params must have an order, a set has none: use a list")
@@ -68,6 +77,9 @@ class Optimizer:
         group = {"params": params, **{k: v for k, v in param_group.items() if k != "params"}}
         for option, value in self.defaults.items():
             group.setdefault(option, value)
+        for option in ("lr", "momentum", "dampening", "weight_decay", "eps"):
+            if option in group:
+                check_number(self._name, option, group[option])
         weights.check(self._name, group)
         self._check(group)
         self.param_groups.append(group)
@@ -193,6 +205,12 @@ class Optimizer:
 
         ValueError, and nothing is loaded, if the groups' number or sizes or a buffer's shape don't fit.
         """
+        if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= state_dict.keys():
+            found = [*state_dict] if isinstance(state_dict, dict) else type(state_dict).__name__
+            raise ValueError(
+                f"{self._name}.load_state_dict: needs a dict with 'state' and 'param_groups', got {found}: give what "
+                "state_dict() gave"
+            )
         saved = state_dict["param_groups"]
         ours, theirs = ([len(g["params"]) for g in groups] for groups in (self.param_groups, saved))
         if ours != theirs:

@@ -23,6 +23,8 @@ import numpy as np
 
 from minamp import backends
 from minamp.announce import announced
+from minamp.arguments import check_number
+from minamp.backends import device_type as check_device
 from minamp.evidence import Evidence
 from minamp.formats import float32
 from minamp.tensor import Tensor
@@ -45,7 +47,8 @@ class GradScaler:
     growth_interval (good steps before the scale grows). enabled=False makes every method a plain pass-through.
     Beyond PyTorch, off by default: min_scale and max_scale keep the scale within bounds; max_skips makes update() raise
     FloatingPointError after that many skipped steps in a row, naming what went non-finite first: no scale cures a bug.
-    AssertionError for factors on the wrong side of 1, ValueError for bounds that exclude init_scale or max_skips < 1.
+    AssertionError for factors on the wrong side of 1, ValueError for bounds that exclude init_scale or max_skips < 1; TypeError
+    for what is no number, and for a number as the device: init_scale comes second.
     """
 
     @announced("scaler.new")
@@ -62,9 +65,17 @@ class GradScaler:
         max_scale=None,
         max_skips=None,
     ):
+        if isinstance(device, int | float):
+            raise TypeError(
+                f"GradScaler: the first argument is the device, got {device}: use init_scale={device}"
+            )
+        check_device(device)
         self._device, self._enabled = device, bool(enabled)
         if not enabled:
             return
+        numbers = {"init_scale": init_scale, "growth_factor": growth_factor, "backoff_factor": backoff_factor}
+        for name, value in (numbers | {"growth_interval": growth_interval}).items():
+            check_number("GradScaler", name, value)
         assert growth_factor > 1.0, f"GradScaler: growth_factor must be greater than 1, got {growth_factor}"
         assert backoff_factor < 1.0, f"GradScaler: backoff_factor must be less than 1, got {backoff_factor}"
         self._init_scale = init_scale
@@ -327,6 +338,7 @@ class GradScaler:
                     f"requires_grad={new_scale.requires_grad}"
                 )
             new_scale = new_scale.item()
+        check_number("update", "new_scale", new_scale)
         self._put(new_scale, self._tracker._data)
 
     # -- looking and setting

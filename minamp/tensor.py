@@ -40,7 +40,7 @@ class Tensor(Methods):
 
     @data.setter
     def data(self, array):
-        array = array._data if isinstance(array, Tensor) else backends.array(array)
+        array = array._data if isinstance(array, Tensor) else numbers("data", array)
         self._data = array
         self._version[0] += 1
         if self._node is not None and self._node.op is None:
@@ -222,6 +222,10 @@ class Tensor(Methods):
                     "reduce it (loss.sum(), loss.mean()) or pass gradient="
                 )
             gradient = Tensor(backends.of(self._data).ones_like(self._data))
+        elif not isinstance(gradient, Tensor):
+            raise TypeError(
+                f"backward: gradient must be a Tensor, got {type(gradient).__name__}: wrap it in minamp.tensor(...)"
+            )
         elif gradient.shape != self.shape:
             raise RuntimeError(
                 f"gradient has shape {gradient.shape}, but {made_by} has shape {self.shape}: give the same shape"
@@ -259,6 +263,8 @@ class Tensor(Methods):
 
         Returns a handle with remove(). RuntimeError if the tensor requires no grad.
         """
+        if not callable(hook):
+            raise TypeError(f"register_hook: hook must be callable, got {type(hook).__name__}")
         hooks = self._add_hook(lambda g, dtype: _call_hook(hook, g, dtype))
         return _HookHandle(hooks, hooks[-1])
 
@@ -390,7 +396,7 @@ class Tensor(Methods):
 
     def copy_(self, other):
         """Write `other` (broadcast, cast to this dtype) here. What was here before then has a gradient of 0."""
-        other = other if isinstance(other, Tensor) else Tensor(backends.array(other))
+        other = other if isinstance(other, Tensor) else Tensor(numbers("copy_", other))
         result = OPS["expand"].plain(other.to(self.device), self.shape)
         if result.dtype != self.dtype:
             result = OPS["to"].plain(result, self.dtype)
@@ -401,7 +407,13 @@ class Tensor(Methods):
         return self
 
     def fill_(self, value):
-        return self.copy_(Tensor(backends.of(self._data).full(self.shape, value, self.dtype)))
+        """Write a number, or a 0-dim tensor, everywhere."""
+        value = value if isinstance(value, Tensor) else numbers("fill_", value)
+        if value.ndim:
+            raise RuntimeError(f"fill_: value must be a number or 0-dim, got shape {value.shape}: use copy_")
+        if not isinstance(value, Tensor):
+            value = Tensor(backends.of(self._data).full(self.shape, value.item(), self.dtype))
+        return self.copy_(value)
 
     def zero_(self):
         return self.fill_(0)
@@ -428,7 +440,7 @@ class Tensor(Methods):
             if isinstance(value, int | float):
                 value = Tensor(backends.of(self._data).full((), value, self.dtype))
             else:
-                value = Tensor(backends.move(np.asarray(value, self.dtype), self.device))
+                value = Tensor(backends.move(numbers("x[key] = value", value), self.device))
         if value.ndim:
             same_device("x[key] = value", x=self, value=value)
         elif not value.device.same(self.device):  # a number, wherever it lies
@@ -520,7 +532,8 @@ def tensor(data, dtype=None, requires_grad=False, device=None):
     if isinstance(data, Tensor):
         data = data._data
     kept = isinstance(data, np.ndarray | np.generic) or backends.device.holds(data)
-    array = data.copy() if kept and not isinstance(data, np.generic) else np.array(data)
+    array = numbers("tensor", data)
+    array = array.copy() if kept else array
     if not kept:
         check_integers(array, dtype)
         while isinstance(data, list | tuple) and data:
@@ -533,6 +546,14 @@ def tensor(data, dtype=None, requires_grad=False, device=None):
     if device is not None:
         out = out.to(device)
     return out.requires_grad_() if requires_grad else out
+
+
+def numbers(name, data):
+    """`data` (numbers, nested lists, arrays) as an array; TypeError if it holds anything else, such as None or text."""
+    array = backends.array(data)
+    if array.dtype.kind not in "biuf" and not is_floating(array.dtype):
+        raise TypeError(f"{name}: needs numbers or bools, got {type(data).__name__} {data!r:.60}")
+    return array
 
 
 def check_integers(array, dtype):

@@ -503,3 +503,39 @@ def test_the_standard_loop_with_half_weights_follows_autocast_on_float32_weights
         assert a == b or a == pytest.approx(b, rel=1e-3)
     for a, b in zip(weights, other_weights, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-3)
+
+
+# ---- arguments that are no numbers, no parameters
+
+
+@pytest.mark.parametrize("option", ["lr", "momentum", "dampening", "weight_decay"])
+@pytest.mark.parametrize("wrong", ["1e-3", None, [0.1]], ids=repr)
+def test_options_are_numbers(option, wrong):
+    """YAML reads 1e-3 as text."""
+    with pytest.raises(TypeError, match=f"^SGD: {option} must be a number, got "):
+        optim.SGD([minamp.nn.Parameter(np.ones(2, np.float32))], **{"lr": 0.1, option: wrong})
+
+
+@pytest.mark.parametrize("betas", [("0.9", 0.999), 0.9, (0.9,), "ab", None], ids=repr)
+def test_betas_are_two_numbers(betas):
+    with pytest.raises((TypeError, ValueError), match="^Adam: betas must be "):
+        optim.Adam([minamp.nn.Parameter(np.ones(2, np.float32))], betas=betas)
+
+
+def test_a_model_is_no_list_of_parameters():
+    with pytest.raises(
+        TypeError, match=r"^SGD: params must be a list.*got a Linear: use model.parameters\(\)"
+    ):
+        optim.SGD(minamp.nn.Linear(2, 2), lr=0.1)
+    with pytest.raises(ValueError, match=r"^SGD: a parameter group needs 'params', this one has \['lr'\]"):
+        optim.SGD([{"lr": 0.1}], lr=0.1)
+
+
+@pytest.mark.parametrize("wrong", [None, {}, [1], {"state": {}}], ids=repr)
+def test_a_state_that_is_none_is_not_loaded(wrong):
+    optimizer = optim.SGD([minamp.nn.Parameter(np.ones(2, np.float32))], lr=0.1)
+    with pytest.raises(
+        ValueError, match="^SGD.load_state_dict: needs a dict with 'state' and 'param_groups'"
+    ):
+        optimizer.load_state_dict(wrong)
+    assert optimizer.param_groups[0]["lr"] == 0.1

@@ -654,3 +654,31 @@ def test_nothing_is_observed_once_training_goes_on():
     assert len(observers) == 1
     run(s, ["good"])
     assert not observers
+
+
+# ---- what is no number
+
+
+def test_a_number_is_no_device():
+    """torch.cuda.amp.GradScaler(1024.0) set the scale; here and in torch.amp the device comes first."""
+    for number in (1024.0, 2**10):
+        with pytest.raises(TypeError, match=f"first argument is the device.*use init_scale={number}"):
+            GradScaler(number)
+    with pytest.raises(RuntimeError, match="unknown device 'gpu': use 'cpu' or 'cuda'"):
+        GradScaler("gpu")
+
+
+@pytest.mark.parametrize("option", ["init_scale", "growth_factor", "backoff_factor", "growth_interval"])
+@pytest.mark.parametrize("wrong", ["1024", None, [2.0], np.ones(2)], ids=repr)
+def test_options_are_numbers(option, wrong):
+    with pytest.raises(TypeError, match=f"^GradScaler: {option} must be a number, got "):
+        GradScaler(**{option: wrong})
+
+
+@pytest.mark.parametrize("wrong", ["1024", [2.0], np.ones((4, 3)), {}], ids=repr)
+def test_a_new_scale_is_one_number(wrong):
+    s = GradScaler(init_scale=8.0)
+    s.scale(minamp.tensor(1.0))
+    with pytest.raises(TypeError, match="^update: new_scale must be a number, got "):
+        s.update(wrong)
+    assert s.get_scale() == 8.0

@@ -546,3 +546,54 @@ def test_torchs_methods_about_other_tensors_and_formats():
     assert x.grad.tolist() == [[1, 2], [3, 14]]
     y = x * 2
     assert y.detach_() is y and not y.requires_grad and y.is_leaf
+
+
+# ---- what is no number, no tensor, no function
+
+
+@pytest.mark.parametrize("wrong", [None, "1", {}, [None, 1.0], ["a"], int], ids=repr)
+def test_a_tensor_is_made_of_numbers(wrong):
+    x = minamp.ones(2)
+    writes = {
+        "tensor": lambda: minamp.tensor(wrong),
+        "full": lambda: minamp.full((2,), wrong),
+        "copy_": lambda: x.copy_(wrong),
+        "fill_": lambda: x.fill_(wrong),
+        r"x\[key\] = value": lambda: x.__setitem__(0, wrong),
+        "data": lambda: setattr(x, "data", wrong),
+    }
+    if wrong is not None:
+        writes["Parameter"] = lambda: minamp.nn.Parameter(wrong)
+    for name, write in writes.items():
+        with pytest.raises(TypeError, match=f"^{name}: needs numbers or bools, got {type(wrong).__name__} "):
+            write()
+    assert x.tolist() == [1, 1] and x._version == [0]
+    with pytest.raises(TypeError, match="from_numpy: needs a NumPy array, got "):
+        minamp.from_numpy(wrong)
+
+
+def test_fill_takes_one_number():
+    x = minamp.ones(2, dtype=float16)
+    assert x.fill_(tensor(3.0)).tolist() == x.fill_(np.float64(3)).tolist() == [3, 3]
+    for several in ([1.0, 2.0], tensor([1.0, 2.0]), np.ones(2)):
+        with pytest.raises(RuntimeError, match=r"fill_: value must be a number or 0-dim, got shape \(2,\)"):
+            x.fill_(several)
+    assert x.tolist() == [3, 3]
+
+
+def test_gradients_hooks_and_parameters_of_the_wrong_kind():
+    x = leaf(1.0, 2.0)
+    y = x * 2
+    with pytest.raises(TypeError, match="^backward: gradient must be a Tensor, got list"):
+        y.backward([1.0, 1.0])
+    with pytest.raises(TypeError, match="^register_hook: hook must be callable, got NoneType"):
+        y.register_hook(None)
+    with pytest.raises(TypeError, match=r"^grad: inputs\[0\] is a NumPy array, not a Tensor"):
+        minamp.autograd.grad(y.sum(), [np.ones(2)])
+    with pytest.raises(TypeError, match=r"^clip_grad_norm_: parameters\[1\] is a str, not a Tensor"):
+        minamp.nn.utils.clip_grad_norm_([x, "y"], 1.0)
+    with pytest.raises(TypeError, match="^BatchNorm1d: x is a list, not a Tensor"):
+        minamp.nn.BatchNorm1d(2)([[1.0, 2.0]])
+    with pytest.raises(TypeError, match="^flatten: x is a list, not a Tensor"):
+        minamp.nn.Flatten()([[1.0, 2.0]])
+    assert x.grad is None

@@ -8,7 +8,7 @@ import numpy as np
 from minamp import backends
 from minamp.announce import announced
 from minamp.formats import bfloat16, float16, float32, float64, is_floating
-from minamp.tensor import Tensor, to_arguments
+from minamp.tensor import Tensor, numbers, to_arguments
 
 
 class Parameter(Tensor):
@@ -18,7 +18,11 @@ class Parameter(Tensor):
 
     def __init__(self, data=None, requires_grad=True):
         super().__init__(
-            data._data if isinstance(data, Tensor) else np.empty(0, float32) if data is None else data
+            data._data
+            if isinstance(data, Tensor)
+            else np.empty(0, float32)
+            if data is None
+            else numbers("Parameter", data)
         )
         if isinstance(data, Tensor):
             self._version = data._version

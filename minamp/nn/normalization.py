@@ -1,11 +1,12 @@
 """The normalisations as layers: weight and bias, and BatchNorm's running statistics; the arithmetic is in ops/normalize.py."""
 
+from minamp.arguments import no_tensor
 from minamp.create import ones, zeros
 from minamp.formats import float32
 from minamp.nn import functional as F
 from minamp.nn.layers import new_parameter
 from minamp.nn.module import Module
-from minamp.tensor import tensor
+from minamp.tensor import Tensor, tensor
 
 
 class _BatchNorm(Module):
@@ -37,6 +38,8 @@ class _BatchNorm(Module):
         self.register_buffer("num_batches_tracked", tensor(0, device=device) if track else None)
 
     def forward(self, x):
+        if not isinstance(x, Tensor):
+            raise no_tensor(type(self).__name__, "x", x)
         if x.ndim not in self.dims:
             raise ValueError(
                 f"{type(self).__name__}: expected {' or '.join(map(str, self.dims))} dimensions, got "

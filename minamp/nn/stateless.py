@@ -2,6 +2,7 @@
 
 from minamp.nn import functional as F
 from minamp.nn.module import Module
+from minamp.ops.shape import flatten
 
 
 class Identity(Module):
@@ -22,7 +23,7 @@ class Flatten(Module):
         self.start_dim, self.end_dim = start_dim, end_dim
 
     def forward(self, x):
-        return x.flatten(self.start_dim, self.end_dim)
+        return flatten(x, self.start_dim, self.end_dim)
 
     def extra_repr(self):
         return f"start_dim={self.start_dim}, end_dim={self.end_dim}"

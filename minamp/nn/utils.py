@@ -7,6 +7,7 @@ import numpy as np
 
 from minamp import backends
 from minamp.announce import announced
+from minamp.arguments import no_tensor
 from minamp.formats import float32
 from minamp.methods import OPS
 from minamp.quiet import quiet
@@ -23,7 +24,9 @@ def _gradients(name, parameters):
         if was_generator and not parameters:
             warnings.warn(f"{name}: got an empty generator, nothing was clipped", UserWarning, stacklevel=3)
     gradients = []
-    for p in parameters:
+    for i, p in enumerate(parameters):
+        if not isinstance(p, Tensor):
+            raise no_tensor(name, f"parameters[{i}]", p)
         master = getattr(p, "master", None)
         g = p.grad if master is None or master.grad is None else master.grad
         if g is not None:
