@@ -169,6 +169,69 @@ def numpy_clips():
     return T().parts()
 
 
+def shorten(gradients, limit):
+    """clip_grad_norm_ in NumPy."""
+    norm = np.sqrt(sum(float((g.astype(np.float64) ** 2).sum()) for g in gradients))
+    for g in gradients:
+        g *= min(1.0, limit / (norm + 1e-6))
+
+
+@broken("clip_before_unscale")
+def numpy_clips_the_norm():
+    class T(Scaled):
+        def before_step(self):
+            shorten([p.grad.data for p in self.model.parameters()], 0.25)
+
+    return T().parts()
+
+
+@broken("clip_before_unscale")
+def numpy_clips_each_norm():
+    class T(Scaled):
+        def before_step(self):
+            for p in self.model.parameters():
+                shorten([p.grad.data], 1.5)
+
+    return T().parts()
+
+
+@healthy
+def numpy_clips_the_norm_of_what_is_unscaled():
+    class T(Scaled):
+        def before_step(self):
+            self.scaler.unscale_(self.optimizer)
+            shorten([p.grad.data for p in self.model.parameters()], 0.25)
+
+    return T().parts()
+
+
+@healthy
+def numpy_takes_the_mean_over_micro_batches():
+    class T(Scaled):
+        def train_step(self):
+            self.optimizer.zero_grad()
+            for _ in range(3):
+                self.scaler.scale(self.forward()).backward()
+            for p in self.model.parameters():
+                p.grad.data /= 3
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+
+    return T().parts()
+
+
+@broken("clip_before_unscale")
+def a_hook_that_limits_the_norm():
+    class T(Scaled):
+        def network(self):
+            model = super().network()
+            for p in model.parameters():
+                p.register_hook(lambda g: g * (1.0 / g.norm().item()))
+            return model
+
+    return T().parts()
+
+
 class Overflowing(Trainer):
     lr = 1e-3
 

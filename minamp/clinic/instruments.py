@@ -11,7 +11,7 @@ from minamp import backends
 from minamp.announce import announced, listeners
 from minamp.autocast import state as autocast_state
 from minamp.backends.errors import NOT_USERS, place, user_line
-from minamp.clinic.trace import Call, Error, Gradient, OpRun, Spoilt, Value, largest
+from minamp.clinic.trace import Call, Error, Gradient, OpRun, Spoilt, Value, largest, length
 from minamp.formats import is_floating, widen
 from minamp.function import _Applied
 from minamp.record import observe
@@ -33,7 +33,7 @@ class Calls:
         self.trace, self.patient, self.step = trace, patient, 0
         self.open = []  # a Call or None for every announced call that is running, outermost first
         self.gradient_arrays, self._held = {}, {}
-        self._sizes = {}  # a gradient's stamp -> its largest magnitude
+        self._sizes = {}  # a gradient's stamp -> its largest magnitude, its length
         self.moving = {}  # the half weights as they were after the last backward
 
     def __enter__(self):
@@ -137,10 +137,10 @@ class Calls:
             if g is not None:
                 self._held[id(g)] = g
                 stamp = (id(g), g._version[0], _sample(g._data))
-                size = self._sizes.get(stamp)
-                if size is None:
-                    size = self._sizes[stamp] = largest(g._data)
-                found[name] = Gradient(g.dtype, size, stamp)
+                sizes = self._sizes.get(stamp)
+                if sizes is None:
+                    sizes = self._sizes[stamp] = largest(g._data), length(g._data)
+                found[name] = Gradient(g.dtype, *sizes, stamp)
                 self.gradient_arrays[id(g._data)] = name
         return found
 

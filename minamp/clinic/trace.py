@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from minamp import backends
-from minamp.formats import bfloat16, float16, float32, float64, is_floating, is_half
+from minamp.formats import bfloat16, float16, float32, float64, is_floating, is_half, widen
 from minamp.policy import LOWER_PRECISION
+from minamp.quiet import quiet
 
 
 @dataclass(eq=False)
@@ -101,6 +102,7 @@ class Gradient:
 
     dtype: np.dtype
     largest: float
+    length: float  # its 2-norm
     stamp: tuple  # changes whenever the gradient is written or replaced
 
 
@@ -254,3 +256,10 @@ def largest(array):
     integer, magnitude = _MAGNITUDE[array.dtype]
     flat = array.ravel("K")  # of a permuted array a view too, where reshape copies
     return abs(float(flat[(flat.view(integer) & magnitude).argmax()]))
+
+
+@quiet
+def length(array):
+    """The 2-norm of an array, right to six digits; inf where a square overflows float32."""
+    flat = widen(backends.host(array)).ravel("K")
+    return math.sqrt(np.dot(flat, flat))

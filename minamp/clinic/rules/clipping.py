@@ -8,6 +8,9 @@ from minamp.clinic.trace import Call
 
 _READS = {"vector_norm", "norm", "pow", "square", "abs", "amax", "max", "mul"}
 _CLAMPS = {"clamp", "minimum", "maximum"}
+CHANCE = (
+    2e-5  # a clipped gradient's length is right to float32's last digits, and to eps / norm = 1e-6 / norm
+)
 
 
 def _clips(trace):
@@ -68,6 +71,9 @@ def _clips_in_hooks(trace):
                 if trace.parameters[name].shape == run.output.shape and g.largest in limits:
                     before = {name: replace(g, largest=run.tensors[0].largest)}
                     yield _by_hand(backward, run), scale, before, {name: g}
+        lengths = [g.length for n, g in backward.after.items() if n in backward.written()]
+        if _one_chosen(lengths) and lengths[0] % scale:  # not so in a toy whose gradients are all 1
+            yield replace(backward, name="by hand"), scale, backward.after, backward.after
 
 
 def _by_hand(call, run):
@@ -107,6 +113,8 @@ def _clips_by_hand(trace):
             yield _by_hand(call, limits[0]), scale, backward.after, call.before
         elif _at_one_limit(backward.after, call.before):  # NumPy's clip is no op of ours
             yield replace(call, name="clip_grad_value_"), scale, backward.after, call.before
+        elif _at_one_length(backward.after, call.before):  # nor are its norms
+            yield replace(call, name="by hand"), scale, backward.after, call.before
 
 
 def _at_one_limit(before, after):
@@ -117,6 +125,36 @@ def _at_one_limit(before, after):
         if n in before and before[n].largest > g.largest
     ]
     return len(cut) > 1 and len({now for now, _ in cut}) == 1 < len({was for _, was in cut}) and cut[0][0] > 0
+
+
+def _at_one_length(before, after):
+    """Whether gradients have become shorter and have now, together or each, a length that somebody has chosen."""
+    pairs = [
+        (before[n].length, g.length)
+        for n, g in after.items()
+        if n in before and 0 < before[n].length < math.inf
+    ]
+    factors = [now / was for was, now in pairs if now < was]
+    if not factors:
+        return False
+    together = len(factors) == len(pairs) and math.isclose(min(factors), max(factors), rel_tol=1e-3)
+    return (
+        together
+        and _chosen(math.hypot(*(now for _, now in pairs)))
+        or _one_chosen([now for was, now in pairs if now < was])
+    )
+
+
+def _one_chosen(lengths):
+    """Whether several gradients have one length, and it is one that somebody has chosen."""
+    return (
+        len(lengths) > 1 and math.isclose(min(lengths), max(lengths), rel_tol=CHANCE) and _chosen(lengths[0])
+    )
+
+
+def _chosen(length):
+    """Whether a length is a number that people write, such as 1 or 0.25: one among 600 is so by chance."""
+    return 0 < length < math.inf and math.isclose(length, float(f"{length:.1e}"), rel_tol=CHANCE)
 
 
 def _reads_a_size(run):
