@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import minamp
-from minamp import bfloat16, float16, float32, tensor
+from minamp import bfloat16, float16, float32, nn, tensor
+from minamp.backends import cpu
 from minamp.formats import cast, round_to, widen
 from minamp.methods import OPS
 from minamp.record import observers
@@ -248,3 +249,19 @@ def test_results_keep_their_format():
         ):
             assert y.dtype == dtype
     assert float32 not in {(x + x).dtype, (x * 0.5).dtype}
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
+def test_a_weights_gradient_is_kept_where_it_was_made(monkeypatch, autocast):
+    """Neither a reshape to its own shape nor a cast on the way may lead to a copy: 0.2 ms of a step with 660,000 weights."""
+    copied = []
+    owned = cpu.owned
+    monkeypatch.setattr(cpu, "owned", lambda g, dtype: copied.append(g.shape) or owned(g, dtype))
+    layers = nn.Sequential(
+        nn.Linear(8, 4), nn.ReLU(), nn.Flatten(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)
+    )
+    with minamp.autocast(enabled=autocast):
+        loss = layers(minamp.ones(5, 8)).float().sum()
+    loss.backward()
+    assert [shape for shape in copied if len(shape) > 1] == []
+    assert all(p.grad.dtype == float32 and p.grad.shape == p.shape for p in layers.parameters())

@@ -83,7 +83,7 @@ def steps(build, shape, with_torch=True):
 
 
 WHY_AUTOCAST = """\
-The casts of an MLP step take 2.9 ms of its 11.2: 1.6 million weights and gradients rounded, 0.5 million values packed to half,
+The casts of an MLP step take 2.6 ms of its 11.1: 1.6 million weights and gradients rounded, 0.5 million values packed to half,
 0.9 million widened. NumPy needs 6 to 9, 11 and 4 passes for them, each at the speed of the L2 cache, 0.1 ms per million. Tried
 with little or no gain: two threads (they wait for the interpreter's lock), rounding by integers, packing through bfloat16's
 cast, smaller pieces. The float32 step that it is measured by is as fast as PyTorch's."""
