@@ -51,4 +51,6 @@ def no_tensor(op, name, a, device=""):
     kind = "NumPy array" if isinstance(a, np.ndarray) else type(a).__name__
     if module not in ("builtins", "numpy"):
         kind = f"{module}.{kind}"
-    return TypeError(f"{op}: {name} is a {kind}, not a Tensor: use minamp.tensor({name}{device})")
+    holds_numbers = isinstance(a, (list, tuple, int, float, np.generic, np.ndarray))
+    repair = f"use minamp.tensor({name}{device})" if holds_numbers else "give a Tensor"
+    return TypeError(f"{op}: {name} is a {kind}, not a Tensor: {repair}")
