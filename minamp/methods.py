@@ -68,7 +68,7 @@ class Methods:
     __sub__, __rsub__ = _binary("sub"), _reflected("sub")
     __mul__, __rmul__ = _binary("mul"), _reflected("mul")
     __truediv__, __rtruediv__ = _binary("div"), lambda self, other: OPS["reciprocal"](self) * other
-    __neg__, __abs__ = _method("neg"), _method("abs")
+    __neg__, __abs__, __pos__ = _method("neg"), _method("abs"), lambda self: self
     __iadd__ = add_ = _inplace("add")
     __isub__ = sub_ = _inplace("sub")
     __imul__ = mul_ = _inplace("mul")

@@ -12,6 +12,8 @@ from minamp.keys import ints_first
 from minamp.methods import OPS, Methods
 from minamp.record import grad_mode, leaf_node, run_backward
 
+_UNSAID = (float32, np.dtype(np.int64), np.dtype(np.bool_))  # dtypes that values show by themselves
+
 
 class Tensor(Methods):
     """An array (`data`) that can remember how it was made and carry a gradient (`grad`, a Tensor).
@@ -181,12 +183,22 @@ class Tensor(Methods):
 
     __hash__ = object.__hash__
 
+    def __format__(self, spec):
+        """A number for a 0-dim tensor, as in PyTorch: f"{loss:.3f}"."""
+        if not self.ndim:
+            return format(self.item(), spec)
+        if spec:
+            raise TypeError(
+                f"{spec!r} formats one number, this tensor has shape {self.shape}: use x.tolist()"
+            )
+        return str(self)
+
     def __repr__(self):
         text = np.array2string(
             np.asarray(widen(host(self._data))), separator=", ", prefix="tensor(", precision=5
         )
         tail = "" if self.device == "cpu" else f", device='{self.device}'"
-        tail += "" if self.dtype == float32 else f", dtype={self.dtype}"
+        tail += "" if self.dtype in _UNSAID else f", dtype={self.dtype}"
         if not self.is_leaf:
             tail += f", grad_fn={self._node.op.name}"
         elif self.requires_grad:

@@ -597,3 +597,23 @@ def test_gradients_hooks_and_parameters_of_the_wrong_kind():
     with pytest.raises(TypeError, match="^flatten: x is a list, not a Tensor"):
         minamp.nn.Flatten()([[1.0, 2.0]])
     assert x.grad is None
+
+
+def test_a_tensor_of_no_dimensions_is_formatted_as_its_number():
+    for dtype in (float32, float64, float16, bfloat16):
+        x = tensor(2.5, dtype=dtype, requires_grad=True)
+        assert f"{x:.3f}" == "2.500" and f"{x}" == "2.5" and f"{x * 1:>8.1e}" == " 2.5e+00"
+    assert f"{tensor(3):03d}" == "003" and f"{tensor(True)}" == "True"
+    assert f"{tensor([1, 2])}" == str(tensor([1, 2])) == "tensor([1, 2])"
+    with pytest.raises(
+        TypeError, match=r"'.2f' formats one number, this tensor has shape \(2,\): use x.tolist"
+    ):
+        f"{tensor([1.0, 2.0]):.2f}"
+
+
+def test_dtypes_that_values_show_by_themselves_are_not_printed():
+    assert repr(tensor([True])) == "tensor([ True])" and repr(tensor(2)) == "tensor(2)"
+    assert repr(tensor(2, dtype=np.int32)) == "tensor(2, dtype=int32)"
+    assert repr(tensor([1.5], dtype=float16)) == "tensor([1.5], dtype=float16)"
+    x = tensor([1.0])
+    assert +x is x
