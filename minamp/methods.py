@@ -68,11 +68,16 @@ class Methods:
     __sub__, __rsub__ = _binary("sub"), _reflected("sub")
     __mul__, __rmul__ = _binary("mul"), _reflected("mul")
     __truediv__, __rtruediv__ = _binary("div"), lambda self, other: OPS["reciprocal"](self) * other
+    __mod__, __rmod__ = _binary("remainder"), _reflected("remainder")
+    __floordiv__, __rfloordiv__ = _binary("floor_divide"), _reflected("floor_divide")
     __neg__, __abs__, __pos__ = _method("neg"), _method("abs"), lambda self: self
     __iadd__ = add_ = _inplace("add")
     __isub__ = sub_ = _inplace("sub")
     __imul__ = mul_ = _inplace("mul")
     __itruediv__ = div_ = _inplace("div")
+    __imod__ = remainder_ = _inplace("remainder")
+    __ifloordiv__ = floor_divide_ = _inplace("floor_divide")
+    remainder, floor_divide = _method("remainder"), _method("floor_divide")
     add, sub, mul, div, neg = (_method(n) for n in ("add", "sub", "mul", "div", "neg"))
     abs, sign, clamp = (_method(n) for n in ("abs", "sign", "clamp"))
     addcmul, addcdiv, maximum, minimum = (_method(n) for n in ("addcmul", "addcdiv", "maximum", "minimum"))

@@ -68,6 +68,8 @@ LINES = [
     line("square", F.square, a(2, 3)),
     line("abs", lambda x: F.abs(x) * x, a(2, 3)),
     line("sign", lambda x: F.sign(x) * x, a(2, 3)),
+    line("remainder", lambda x, y: F.remainder(x, y) ** 2, a(2, 3), pos(2, 1)),
+    line("floor_divide", lambda x, y: F.floor_divide(x, y) * x, a(2, 3), pos(3)),
     line("maximum", lambda x, y: F.maximum(x, y) ** 2, a(2, 3), a(3)),
     line("minimum", lambda x, y: F.minimum(x, y) ** 2, a(2, 3), a(3)),
     line("where", lambda x, y: F.where(MASK, x, y) ** 2, a(2, 3), a(3)),
@@ -418,7 +420,9 @@ def test_what_is_no_tensor_is_refused_by_name(wrong, kind, argument, autocast):
             NEEDS_TENSORS[argument](wrong)
 
 
-@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "maximum", "minimum", "pow", "lt", "eq"])
+@pytest.mark.parametrize(
+    "name", ["add", "sub", "mul", "div", "maximum", "minimum", "pow", "lt", "eq", "remainder", "floor_divide"]
+)
 @pytest.mark.parametrize("array", [np.ones(2), [1.0, 1.0], "1", {1.0}, np.ones(2, np.float16)], ids=repr)
 def test_elementwise_ops_take_numbers_and_no_arrays(name, array):
     x = tensor([1.0, 2.0], requires_grad=True)
@@ -808,3 +812,31 @@ def test_warnings_stay_off_in_every_thread():
     assert all(np.isinf(r._data).all() for r in results)
     with pytest.warns(RuntimeWarning):  # and the caller's own settings stay as they are
         np.float32(3e38) * np.float32(10)
+
+
+def test_remainder_and_floor_divide_are_pythons():
+    for dtype in (float16, float32, float64, np.int64):
+        values = [7, -7, 0, 6]
+        x = tensor(values, dtype=dtype)
+        for b in (3, -3):
+            assert (x % b).tolist() == [v % b for v in values] and (x // b).tolist() == [
+                v // b for v in values
+            ]
+            assert (x % b).dtype == (x // b).dtype == dtype
+            both = x % tensor(b, dtype=dtype), x // tensor(b, dtype=dtype)
+            assert [t.tolist() for t in both] == [(x % b).tolist(), (x // b).tolist()]
+        assert (7 % tensor([4, -4], dtype=dtype)).tolist() == [3, -1]
+        assert (7 // tensor([4, -4], dtype=dtype)).tolist() == [1, -2]
+    x %= 4
+    assert x.tolist() == [3, 1, 0, 2]
+    x //= 2
+    assert x.tolist() == [1, 0, 0, 1] and (tensor([5]) % 2.5).dtype == float32
+
+
+def test_over_zero_there_is_no_remainder():
+    x = tensor([1, 2])
+    for name in ("remainder", "floor_divide"):
+        for zero in (0, tensor([1, 0]), False):
+            with pytest.raises(RuntimeError, match=f"^{name}: integers can't be divided by 0: use x.float"):
+                OPS[name](x, zero)
+    assert math.isnan((tensor([1.0]) % 0).item()) and (tensor([1.0]) // 0).item() == math.inf

@@ -68,7 +68,10 @@ EXAMPLES = {
         "naive_half_softmax naive_half_layer_norm t mT squeeze flatten dropout",
         lambda f, d: f(x(d)),
     ),
-    **each("add sub mul div relu_grad maximum minimum eq ne lt le gt ge pow", lambda f, d: f(x(d), x(d))),
+    **each(
+        "add sub mul div remainder floor_divide relu_grad maximum minimum eq ne lt le gt ge pow",
+        lambda f, d: f(x(d), x(d)),
+    ),
     **each("mse_loss l1_loss smooth_l1_loss huber_loss kl_div", lambda f, d: f(x(d), x(d))),
     **each("binary_cross_entropy binary_cross_entropy_with_logits", lambda f, d: f(x(d), x(d), x(d))),
     **each("nll_loss cross_entropy", lambda f, d: f(x(d), IDS, x(d, 3))),

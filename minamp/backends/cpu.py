@@ -214,6 +214,21 @@ def mT(x):
     return np.swapaxes(x, -1, -2)
 
 
+def remainder(a, b):
+    """a % b with b's sign. RuntimeError for integers over a 0, for which NumPy gives 0."""
+    return np.remainder(a, _no_zero("remainder", a, b))
+
+
+def floor_divide(a, b):
+    return np.floor_divide(a, _no_zero("floor_divide", a, b))
+
+
+def _no_zero(name, a, b):
+    if np.result_type(a, b).kind in "iub" and not np.all(b):
+        raise RuntimeError(f"{name}: integers can't be divided by 0: use x.float()")
+    return b
+
+
 # ---- functions NumPy has not
 
 

@@ -70,6 +70,7 @@ log1p, expm1, log2, log10 = (_named(n) for n in ("log1p", "expm1", "log2", "log1
 maximum, minimum, where = (_named(n) for n in ("maximum", "minimum", "where"))
 isfinite, isnan, isinf = (_named(n) for n in ("isfinite", "isnan", "isinf"))
 round, floor, ceil = (_named(n) for n in ("round", "floor", "ceil"))
+remainder, floor_divide = _named("remainder"), _named("floor_divide")
 zeros_like, ones_like = _named("zeros_like"), _named("ones_like")
 reshape, permute, flip = _named("reshape"), _named("transpose"), _named("flip")
 may_share_memory = _named("may_share_memory")

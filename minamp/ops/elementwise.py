@@ -225,6 +225,20 @@ class clamp:
 
 
 @op(policy=NOT_LISTED, mixed="promote")
+class remainder:
+    """a % b, with the sign of b as in Python. RuntimeError for integers over a 0, on the CPU."""
+
+    def forward(m, a, b):
+        return m.remainder(a, b)
+
+    def vjp_a(m, g):
+        return g
+
+    def vjp_b(m, g, a, b):
+        return -g * m.floor(a / b)
+
+
+@op(policy=NOT_LISTED, mixed="promote")
 class where:
     """a where condition (bool) holds, b elsewhere."""
 
@@ -256,6 +270,20 @@ class zeros_like:
 
 
 # ------------------------------------------------------------------------------------------------- steps: their gradient is 0
+
+
+@op(policy=NOT_LISTED, mixed="promote")
+class floor_divide:
+    """a // b, the largest whole number not above a / b; flat, so its gradient is 0. RuntimeError for integers over a 0."""
+
+    def forward(m, a, b):
+        return m.floor_divide(a, b)
+
+    def vjp_a(m, g):
+        return m.zeros_like(g)
+
+    def vjp_b(m, g):
+        return m.zeros_like(g)
 
 
 @op(policy=NOT_LISTED)
