@@ -127,9 +127,8 @@ def narrow(source, target):
 
 
 _ABOVE = _float(1.5 * 2.0**13)
-_TINY_NEGATIVE = -0x80000000 + (
-    103 << 23
-)  # as int32, the bits of -0 are the smallest, and those of -2^-24 are these
+# The bits of -2^-24. As int32 those of -0 are the smallest of all, and they grow with the magnitude.
+_TINY_NEGATIVE = -0x80000000 + (103 << 23)
 
 
 def round_(source, target):

@@ -159,13 +159,8 @@ class Op:
         if self.takes_dtype and attrs["dtype"] is not None:
             args = [args[0].to(attrs["dtype"]), *args[1:]]
         first = dtype = None
-        arrays, mask, bit, halves, strange = (
-            [],
-            0,
-            1,
-            False,
-            False,
-        )  # mask: which arguments want a gradient, as bits
+        arrays, mask, bit = [], 0, 1  # mask: which arguments want a gradient, as bits
+        halves = strange = False
         home = np.ndarray  # the type of array the first tensor has
         for a in args:
             if isinstance(a, Tensor):

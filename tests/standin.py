@@ -231,8 +231,8 @@ def _function(name):
 MODULE = types.SimpleNamespace(ndarray=ndarray)
 for _n in (
     "abs sign exp log log1p expm1 log2 log10 sqrt tanh sin cos maximum minimum remainder floor_divide where isfinite isnan isinf "
-    "round floor ceil copysign clip zeros_like ones_like full_like max min prod argmax argmin argsort cumsum cumprod concatenate take tril "
-    "triu zeros full arange tri flip"
+    "round floor ceil copysign clip zeros_like ones_like full_like max min prod argmax argmin argsort cumsum cumprod "
+    "concatenate take tril triu zeros full arange tri flip"
 ).split():
     setattr(MODULE, _n, _function(_n))
 

@@ -214,6 +214,19 @@ def mT(x):
     return np.swapaxes(x, -1, -2)
 
 
+# ---- functions NumPy has not, or not so
+
+
+def clamp(x, min=None, max=None):
+    x = x if min is None else np.maximum(x, min)
+    return x if max is None else np.minimum(x, max)
+
+
+def sigmoid(x):
+    e = np.exp(-np.abs(x))  # at most 1, so nothing overflows and small results keep their digits
+    return np.where(x >= 0, 1.0, e) / (1.0 + e)
+
+
 def remainder(a, b):
     """a % b with b's sign. RuntimeError for integers over a 0, for which NumPy gives 0."""
     return np.remainder(a, _no_zero("remainder", a, b))
@@ -227,19 +240,6 @@ def _no_zero(name, a, b):
     if np.result_type(a, b).kind in "iub" and not np.all(b):
         raise RuntimeError(f"{name}: integers can't be divided by 0: use x.float()")
     return b
-
-
-# ---- functions NumPy has not
-
-
-def clamp(x, min=None, max=None):
-    x = x if min is None else np.maximum(x, min)
-    return x if max is None else np.minimum(x, max)
-
-
-def sigmoid(x):
-    e = np.exp(-np.abs(x))  # at most 1, so nothing overflows and small results keep their digits
-    return np.where(x >= 0, 1.0, e) / (1.0 + e)
 
 
 # ---- picking and placing

@@ -8,9 +8,7 @@ from minamp.clinic.trace import Call
 
 _READS = {"vector_norm", "norm", "pow", "square", "abs", "amax", "max", "mul"}
 _CLAMPS = {"clamp", "minimum", "maximum"}
-CHANCE = (
-    2e-5  # a clipped gradient's length is right to float32's last digits, and to eps / norm = 1e-6 / norm
-)
+_RIGHT = 2e-5  # how close clipping comes to the limit: float32's last digits, and 1e-6 / norm
 
 
 def _clips(trace):
@@ -148,13 +146,13 @@ def _at_one_length(before, after):
 def _one_chosen(lengths):
     """Whether several gradients have one length, and it is one that somebody has chosen."""
     return (
-        len(lengths) > 1 and math.isclose(min(lengths), max(lengths), rel_tol=CHANCE) and _chosen(lengths[0])
+        len(lengths) > 1 and math.isclose(min(lengths), max(lengths), rel_tol=_RIGHT) and _chosen(lengths[0])
     )
 
 
 def _chosen(length):
     """Whether a length is a number that people write, such as 1 or 0.25: one among 600 is so by chance."""
-    return 0 < length < math.inf and math.isclose(length, float(f"{length:.1e}"), rel_tol=CHANCE)
+    return 0 < length < math.inf and math.isclose(length, float(f"{length:.1e}"), rel_tol=_RIGHT)
 
 
 def _reads_a_size(run):
