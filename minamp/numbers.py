@@ -1,0 +1,25 @@
+"""What a tensor can be made of: numbers and bools, and those that an integer dtype can hold."""
+
+import numpy as np
+
+from minamp import backends
+from minamp.formats import is_floating
+
+
+def numbers(name, data):
+    """`data` (numbers, nested lists, arrays) as an array; TypeError if it holds anything else, such as None or text."""
+    array = backends.array(data)
+    if array.dtype.kind not in "biuf" and not is_floating(array.dtype):
+        raise TypeError(f"{name}: needs numbers or bools, got {type(data).__name__} {data!r:.60}")
+    return array
+
+
+def check_integers(array, dtype):
+    """RuntimeError for numbers that the integer `dtype` can't hold; unsigned ones wrap negative numbers, as in PyTorch."""
+    if dtype is None or np.dtype(dtype).kind not in "iu" or not array.size or array.dtype.kind == "b":
+        return
+    limits = np.iinfo(dtype)
+    if not (array.min() >= (limits.min or -limits.max) and array.max() <= limits.max):
+        raise RuntimeError(
+            f"a number among {array.min()} to {array.max()} can't be held by {np.dtype(dtype)}: give a wider dtype"
+        )
