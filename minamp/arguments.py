@@ -4,6 +4,7 @@ import inspect
 
 import numpy as np
 
+from minamp.formats import is_floating
 from minamp.tensor import Tensor
 
 PLAIN = {int, float, bool, type(None)}  # welcome without a second look
@@ -24,6 +25,12 @@ def check_number(owner, name, value):
     """TypeError for an option that has to be a number: "1e-3" from a settings file is none."""
     if not isinstance(value, (int, float, np.number, Tensor)):
         raise TypeError(f"{owner}: {name} must be a number, got {value!r}")
+
+
+def check_floating(op, x, error=RuntimeError):
+    """`error` for a tensor of integers or bools."""
+    if not is_floating(x.dtype):
+        raise error(f"{op}: needs floating values, this tensor is {x.dtype}: use x.float()")
 
 
 def bound(function, args, kwargs):

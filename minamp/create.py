@@ -5,7 +5,8 @@ import threading
 import numpy as np
 
 from minamp.formats import float32, is_floating
-from minamp.tensor import Tensor, check_integers, numbers
+from minamp.numbers import check_integers, numbers
+from minamp.tensor import Tensor
 
 int64 = np.dtype(np.int64)
 _local = threading.local()

@@ -10,6 +10,7 @@ from minamp.backends import host
 from minamp.formats import bfloat16, float16, float32, float64, is_floating, is_half, widen
 from minamp.keys import ints_first
 from minamp.methods import OPS, Methods
+from minamp.numbers import check_integers, numbers
 from minamp.record import grad_mode, leaf_node, run_backward
 
 _UNSAID = (float32, np.dtype(np.int64), np.dtype(np.bool_))  # dtypes that values show by themselves
@@ -560,29 +561,10 @@ def tensor(data, dtype=None, requires_grad=False, device=None):
     return out.requires_grad_() if requires_grad else out
 
 
-def numbers(name, data):
-    """`data` (numbers, nested lists, arrays) as an array; TypeError if it holds anything else, such as None or text."""
-    array = backends.array(data)
-    if array.dtype.kind not in "biuf" and not is_floating(array.dtype):
-        raise TypeError(f"{name}: needs numbers or bools, got {type(data).__name__} {data!r:.60}")
-    return array
-
-
-def check_integers(array, dtype):
-    """RuntimeError for numbers that the integer `dtype` can't hold; unsigned ones wrap negative numbers, as in PyTorch."""
-    if dtype is None or np.dtype(dtype).kind not in "iu" or not array.size or array.dtype.kind == "b":
-        return
-    limits = np.iinfo(dtype)
-    if not (array.min() >= (limits.min or -limits.max) and array.max() <= limits.max):
-        raise RuntimeError(
-            f"a number among {array.min()} to {array.max()} can't be held by {np.dtype(dtype)}: give a wider dtype"
-        )
-
-
 def as_tensor(data, dtype=None, device=None):
     """`data` as a Tensor, sharing memory where it is a Tensor or an array of that dtype already."""
     if isinstance(data, Tensor | np.ndarray):
-        out = data if isinstance(data, Tensor) else Tensor(data)
+        out = data if isinstance(data, Tensor) else Tensor(numbers("as_tensor", data))
         return out.to(dtype=dtype, device=device)
     return tensor(data, dtype, device=device)
 

@@ -568,6 +568,8 @@ def test_a_tensor_is_made_of_numbers(wrong):
         with pytest.raises(TypeError, match=f"^{name}: needs numbers or bools, got {type(wrong).__name__} "):
             write()
     assert x.tolist() == [1, 1] and x._version == [0]
+    with pytest.raises(TypeError, match="^as_tensor: needs numbers or bools, got ndarray "):
+        minamp.as_tensor(np.array(wrong, dtype=object))
     with pytest.raises(TypeError, match="from_numpy: needs a NumPy array, got "):
         minamp.from_numpy(wrong)
 

@@ -8,7 +8,8 @@ import numpy as np
 from minamp import backends
 from minamp.announce import announced
 from minamp.formats import bfloat16, float16, float32, float64, is_floating
-from minamp.tensor import Tensor, numbers, to_arguments
+from minamp.numbers import numbers
+from minamp.tensor import Tensor, to_arguments
 
 
 class Parameter(Tensor):

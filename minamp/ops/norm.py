@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from minamp.arguments import check_floating
 from minamp.autocast import is_autocast_enabled
 from minamp.formats import float32, is_floating, is_half
 from minamp.op import FP32, FP32_APPEND_DTYPE, FP32_SET_OPT_DTYPE, NOT_LISTED, composite, op
@@ -15,8 +16,7 @@ from minamp.ops.shape import dim_of, expand
 
 
 def _norm_arguments(name, x, ord, dim, keepdim, dtype):
-    if not is_floating(x.dtype):
-        raise RuntimeError(f"{name}: needs floating values, this tensor is {x.dtype}: use x.float()")
+    check_floating(name, x)
     if isinstance(ord, bool) or not isinstance(ord, int | float):
         raise TypeError(f"{name}: the order must be a number such as 2 or float('inf'), got {ord!r}")
     if dtype is not None and not is_floating(np.dtype(dtype)):
@@ -173,8 +173,7 @@ class std:
     def call(x, dim=None, correction=1, keepdim=False, unbiased=None):
         if isinstance(dim, bool):  # torch's std(unbiased)
             dim, unbiased = None, dim
-        if not is_floating(x.dtype):
-            raise RuntimeError(f"std: needs floating values, this tensor is {x.dtype}: use x.float()")
+        check_floating("std", x)
         dim = dims_of("std", x, dim)
         correction = correction if unbiased is None else int(unbiased)
         count = max(math.prod(x.shape[d] for d in dim) - correction, 0)

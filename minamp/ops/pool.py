@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from minamp.arguments import check_floating
 from minamp.backends.conv import pool_size
-from minamp.formats import is_floating
 from minamp.op import NOT_LISTED, composite, op
 from minamp.ops.conv import check_images, check_size, images, images_shape, like_input, pair, reach
 
@@ -137,18 +137,13 @@ class window_mean_grad:
         return m.window_mean(gx, rows=rows, cols=cols, counts=counts)
 
 
-def _check_floating(name, x):
-    if not is_floating(x.dtype):
-        raise NotImplementedError(f"{name}: needs floating values, this tensor is {x.dtype}: use x.float()")
-
-
 @composite
 def avg_pool2d(input, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):
     """The mean of every window of input (N, C, H, W) or (C, H, W), summed in float32, as torch's.
 
     count_include_pad=False divides by the number of elements inside the image. Errors as max_pool2d.
     """
-    _check_floating("avg_pool2d", input)
+    check_floating("avg_pool2d", input, NotImplementedError)
     kernel, stride, padding, _, size = _pooling(
         "avg_pool2d", input, kernel_size, stride, padding, 1, ceil_mode
     )
@@ -166,7 +161,7 @@ def avg_pool2d(input, kernel_size, stride=None, padding=0, ceil_mode=False, coun
 @composite
 def adaptive_avg_pool2d(input, output_size):
     """The mean over a grid of output_size windows that cover the image, as torch's; None keeps a size."""
-    _check_floating("adaptive_avg_pool2d", input)
+    check_floating("adaptive_avg_pool2d", input, NotImplementedError)
     check_images("adaptive_avg_pool2d", input, 2)
     sizes = (output_size,) * 2 if isinstance(output_size, int) or output_size is None else tuple(output_size)
     sizes = tuple(n if s is None else s for s, n in zip(sizes, input.shape[-2:], strict=False)) + sizes[2:]

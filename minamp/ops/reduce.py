@@ -3,7 +3,7 @@
 import math
 from collections import namedtuple
 
-from minamp.formats import is_floating
+from minamp.arguments import check_floating
 from minamp.op import FP32_SET_OPT_DTYPE, NOT_LISTED, composite, op
 from minamp.ops.elementwise import maximum, minimum
 from minamp.ops.scatter import gather
@@ -73,8 +73,7 @@ class var:
     def call(x, dim=None, correction=1, keepdim=False, unbiased=None):
         if isinstance(dim, bool):  # torch's var(unbiased)
             dim, unbiased = None, dim
-        if not is_floating(x.dtype):
-            raise RuntimeError(f"var: needs floating values, this tensor is {x.dtype}: use x.float()")
+        check_floating("var", x)
         dim = dims_of("var", x, dim)
         correction = correction if unbiased is None else int(unbiased)
         count = max_(math.prod(x.shape[d] for d in dim) - correction, 0)

@@ -2,15 +2,14 @@
 
 import numpy as np
 
-from minamp.formats import is_floating
+from minamp.arguments import check_floating
 from minamp.op import FP32, NOT_LISTED, composite, op
 
 
 def _resize_arguments(name, x, output_size, scales, taps):
     if x.ndim != 4:
         raise NotImplementedError(f"{name}: input must be (N, C, H, W), this one has shape {x.shape}")
-    if not is_floating(x.dtype):
-        raise NotImplementedError(f"{name}: needs floating values, this tensor is {x.dtype}: use x.float()")
+    check_floating(name, x, NotImplementedError)
     output_size = tuple(int(n) for n in output_size)
     if len(output_size) != 2 or min(*x.shape[2:], *output_size) < 1:
         raise RuntimeError(

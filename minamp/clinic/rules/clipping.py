@@ -60,16 +60,17 @@ def _clips_in_hooks(trace):
         scale, by_scaler = scale_of(backward)
         if not by_scaler or scale == 1:
             continue
+        written = backward.written()
         for run in trace.ops:
             if run.within is not backward or run.op not in _CLAMPS:
                 continue
             limits = {abs(c) for c in (*run.constants, *run.attrs.values())}
-            for name in backward.written():
+            for name in written:
                 g = backward.after[name]
                 if trace.parameters[name].shape == run.output.shape and g.largest in limits:
                     before = {name: replace(g, largest=run.tensors[0].largest)}
                     yield _by_hand(backward, run), scale, before, {name: g}
-        lengths = [g.length for n, g in backward.after.items() if n in backward.written()]
+        lengths = [backward.after[name].length for name in written]
         if _one_chosen(lengths) and lengths[0] % scale:  # not so in a toy whose gradients are all 1
             yield replace(backward, name="by hand"), scale, backward.after, backward.after
 
@@ -127,20 +128,14 @@ def _at_one_limit(before, after):
 
 def _at_one_length(before, after):
     """Whether gradients have become shorter and have now, together or each, a length that somebody has chosen."""
-    pairs = [
-        (before[n].length, g.length)
-        for n, g in after.items()
-        if n in before and 0 < before[n].length < math.inf
-    ]
-    factors = [now / was for was, now in pairs if now < was]
-    if not factors:
-        return False
-    together = len(factors) == len(pairs) and math.isclose(min(factors), max(factors), rel_tol=1e-3)
-    return (
-        together
-        and _chosen(math.hypot(*(now for _, now in pairs)))
-        or _one_chosen([now for was, now in pairs if now < was])
-    )
+    pairs = [(before[n].length, g.length) for n, g in after.items() if n in before]
+    pairs = [(was, now) for was, now in pairs if 0 < was < math.inf]
+    shorter = [(was, now) for was, now in pairs if now < was]
+    factors = [now / was for was, now in shorter]
+    if factors and len(shorter) == len(pairs) and math.isclose(min(factors), max(factors), rel_tol=1e-3):
+        if _chosen(math.hypot(*(now for _, now in pairs))):
+            return True
+    return _one_chosen([now for _, now in shorter])
 
 
 def _one_chosen(lengths):
