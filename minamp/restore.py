@@ -22,6 +22,8 @@ from minamp.create import generator
 from minamp.record import grad_mode, observers
 from minamp.tensor import Tensor
 
+# Asked for first: most of what is reached is one of them.
+_USUAL = {int, float, bool, str, type(None)}
 _ATOMS = (int, float, complex, str, bytes, type, np.generic, np.dtype, types.ModuleType, type(None))
 # A union written where it is used is made anew by every call, and the walk asks these of every object.
 _FILLED, _FIXED = (set, collections.deque), (tuple, frozenset)
@@ -55,7 +57,7 @@ class Snapshot:
         pending = list(roots.items())
         while pending:
             path, x = pending.pop()
-            if isinstance(x, _ATOMS) or id(x) in self._seen:
+            if type(x) in _USUAL or isinstance(x, _ATOMS) or id(x) in self._seen:
                 continue
             self._seen[id(x)] = x  # held, so that no id is given out twice
             pending.extend(self._take(path, x))
@@ -69,11 +71,11 @@ class Snapshot:
         """Whether the object with this id was there."""
         return identity in self._seen
 
-    def changed(self):
-        """(path, array) of what the roots reach now and did not reach then, or with other contents."""
+    def changed(self, wanted):
+        """(path, array) of what the roots reach now and did not reach then, or with other contents; wanted(path, array) asks."""
         old = {path: copy for path, _, copy in self.arrays}
-        now = Snapshot(**self._roots).arrays
-        return [(path, a) for path, a, _ in now if path not in old or not _same(a, old[path])]
+        now = [(path, a) for path, a, _ in _Glance(**self._roots).arrays if wanted(path, a)]
+        return [(path, a) for path, a in now if path not in old or not _same(a, old[path])]
 
     # -- the state that hangs on nothing: thread-local modes and random generators
 
@@ -85,7 +87,7 @@ class Snapshot:
         self._list(observers)
         self._attributes(set_detect_anomaly, ["_current"])
         self._rng(generator())
-        legacy, python = np.random.get_state(legacy=False), random.getstate()
+        legacy, python = np.random.get_state(), random.getstate()
         self._undo.append(lambda: np.random.set_state(legacy))
         self._undo.append(lambda: random.setstate(python))
 
@@ -170,6 +172,8 @@ class Snapshot:
 
     def _instance(self, path, x):
         """The attributes of an object of a class that is not the standard library's or NumPy's."""
+        if type(x) is dict or type(x) is list:
+            return []
         if _foreign(type(x).__module__) and not isinstance(x, _CARRIERS):
             return []
         attributes = getattr(x, "__dict__", None)
@@ -213,6 +217,14 @@ class Snapshot:
     def _rng(self, x):
         state = x.bit_generator.state
         self._undo.append(lambda: setattr(x.bit_generator, "state", state))
+        return []
+
+
+class _Glance(Snapshot):
+    """What is reached, without copies of it."""
+
+    def _array(self, path, x):
+        self.arrays.append((path, x, None))
         return []
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from minamp import backends
+from minamp import backends, optim
 from minamp.clinic.trace import Parameter, state_shapes
 from minamp.formats import is_floating, is_half
 from minamp.nn.module import Module
@@ -119,19 +119,22 @@ class Patient:
         shapes = state_shapes(self.parameters.values())
         mine = {id(p._data) for p in self.parameters.values()}
         mine |= {id(b._data) for m in self.models for b in m.buffers()}
+
+        def fits(array):
+            return is_half(array.dtype) and array.shape in shapes and id(array) not in mine
+
         found = []
         for o in self.optimizers:
             for p, buffers in getattr(o, "state", {}).items():
                 for name, value in buffers.items() if isinstance(buffers, dict) else ():
-                    if isinstance(value, Tensor) and name not in FLOAT_COMPANIONS:
+                    if isinstance(value, Tensor) and name not in FLOAT_COMPANIONS and fits(value._data):
                         found.append((f"{name} of {self.names.get(id(p), 'a parameter')}", value._data))
-        if any(is_half(p.dtype) for p in self.parameters.values()):  # the walk costs a copy of everything
-            found += [(path, a) for path, a in before.changed() if id(a) not in mine and ".grad" not in path]
-        return [
-            (path, a.dtype)
-            for path, a in found
-            if is_half(a.dtype) and a.shape in shapes and (backends.host(a) >= 0).all() and (a != 0).any()
-        ]
+        # Weights that no optimizer of ours updates may have their moments anywhere; else the walk is not worth its time.
+        ours = {id(o) for o in self.optimizers if type(o).__module__ == optim.__name__}
+        theirs = [p for p in self.parameters.values() if self.rounding.get(id(p), (None,))[0] not in ours]
+        if any(is_half(p.dtype) for p in theirs):
+            found += before.changed(lambda path, a: ".grad" not in path and fits(a))
+        return [(path, a.dtype) for path, a in found if (backends.host(a) >= 0).all() and (a != 0).any()]
 
 
 def _is_running(name):

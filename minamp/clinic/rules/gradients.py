@@ -27,9 +27,9 @@ def gradients_flushed(trace):
     shares = {name: run.flushed(scale, name) for name in run.weights}
     share = run.flushed(scale)
     worst = max(shares, key=shares.get, default=None)
-    better = run.rescue()
     if share <= FLUSHED and (worst is None or shares[worst] <= FLUSHED_OF_ONE):
         return None
+    better = run.rescue()
     if better < 4 * scale or run.flushed(better) > share / 2:
         return None  # no scale would help, or the scaler is nearly there
     there = "on the way to the weights, which learn from what is left"
