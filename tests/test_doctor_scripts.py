@@ -292,6 +292,77 @@ def unscaled_and_stepped_without_an_update():
     return T().parts()
 
 
+class Alternating(Trainer):
+    """Accumulation half taken back: one of the calls is still made in every second step only, or in every second step too."""
+
+    count = 0
+
+    def train_step(self):
+        self.count += 1
+        odd = self.count % 2
+        if self.cleared(odd):
+            self.optimizer.zero_grad()
+        loss = self.forward()
+        self.scaler.scale(loss).backward()
+        self.finish(odd)
+        return loss.item()
+
+    def cleared(self, odd):
+        return True
+
+    def finish(self, odd):
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+@healthy
+def nothing_left_of_it():
+    return Alternating().parts()
+
+
+@broken("zero_grad_missing")
+def cleared_every_second_time():
+    class T(Alternating):
+        def cleared(self, odd):
+            return odd
+
+    return T().parts()
+
+
+@broken("clip_before_unscale")
+def clipped_every_second_time():
+    class T(Alternating):
+        def finish(self, odd):
+            if not odd:
+                clip_grad_norm_(self.model.parameters(), 1.0)
+            super().finish(odd)
+
+    return T().parts()
+
+
+@broken("raw_optimizer_step")
+def stepped_past_the_scaler_every_second_time():
+    class T(Alternating):
+        def finish(self, odd):
+            if odd:
+                super().finish(odd)
+            else:
+                self.optimizer.step()
+
+    return T().parts()
+
+
+@broken("update_repeated")
+def updated_twice_every_second_time():
+    class T(Alternating):
+        def finish(self, odd):
+            super().finish(odd)
+            if not odd:
+                self.scaler.update()
+
+    return T().parts()
+
+
 @healthy
 def unscaled_looked_at_and_stepped():
     """The user's own decision, as good as scaler.step's; unscale_ has told update."""

@@ -4,6 +4,8 @@ Data flows one way: minamp/restore.py keeps the state safe, instruments.py recor
 the rules (rules/) turn facts into findings, report.py says them. advice.py looks at one step in float32.
 """
 
+import contextlib
+
 from minamp.autocast import without_autocast
 from minamp.clinic import advice, rules
 from minamp.clinic.advice import Reference
@@ -15,8 +17,6 @@ from minamp.clinic.trace import Trace
 from minamp.record import observe
 from minamp.restore import restored
 
-STEPS = 2  # what one step leaves to the next shows in the second: stale gradients, a missing update, a falling scale
-
 
 def doctor(step, model=None, optimizer=None, scaler=None):
     """Examine a training step: run it a few times under observation, undo everything, and report what is wrong.
@@ -26,54 +26,86 @@ def doctor(step, model=None, optimizer=None, scaler=None):
     cause before its consequences, empty for a healthy step; print it, or take report.to_json(). report.advice says what one
     step in float32 tells about scale and formats.
 
-    The step runs three times at most. Model, optimizer, scaler, gradients, random generators and all that the step reaches
-    through its closure, its object and its globals are put back, also when it raises. What can't be put back: iterators (a
-    data loader is three batches further), files, prints. An error that the doctor knows becomes a finding, any other is
-    raised again. TypeError for an argument of the wrong kind.
+    The step runs twice, as it is and in float32; up to five times where something is not finite or float32 fails.
+    Model, optimizer, scaler, gradients, random generators and all that the step reaches through its closure, its object and
+    its globals are put back, also when it raises. What can't be put back: iterators (a data loader is some batches
+    further), files, prints. An error that the doctor knows becomes a finding, any other is raised again. TypeError for an
+    argument of the wrong kind.
     """
+    runs = 0
+
+    def counted():
+        nonlocal runs
+        runs += 1
+        step()
+
     patient = Patient(step, model, optimizer, scaler)
     with restored(step=step, model=model, optimizer=optimizer, scaler=scaler) as before:
-        trace = Trace(parameters=patient.describe(), scaler_given=patient.scaled)
-        statistics = patient.ill_statistics()
-        _observe(step, trace, patient)
-        trace.batch_norms = patient.still_ill(statistics)
-        trace.scalers_made = {c.owner for c in trace.calls("scaler.scale") if not before.reached(c.owner)}
-        trace.half_state = patient.half_state(before)
-        before.restore()
-        _in_float32(step, trace, patient)
+        trace = _examined(counted, patient, before)
     findings = rules.judge(trace)
     if trace.error is not None and not rules.explained(trace.error, findings):
         raise trace.error.exception
     error = None if trace.error is None else f"{trace.error.kind}: {trace.error.text}"
-    return Report(findings, advice.advice(trace), trace.steps, error)
+    return Report(findings, advice.advice(trace), runs, error)
 
 
-def _observe(step, trace, patient):
-    """Run the step STEPS times, or until it raises; the exception becomes a fact."""
-    calls = Calls(trace, patient)
-    with Ops(calls) as ops, calls:
-        for calls.step in range(STEPS):
-            trace.steps += 1
-            ops.made.clear()
-            try:
-                step()
-            except Exception as error:
-                trace.error = error_of(error)
-                return
-            trace.lost_by_hand = calls.by_hand()
+def _examined(step, patient, before, failed=None):
+    """The Trace of two calls of the step: what one leaves to the next shows in the second, such as a gradient or a scale.
+
+    Where the first call was all finite, the float32 run is the second: it makes the same calls. `failed` is such a run that was
+    not sound: now both calls are as they are, and the float32 run starts where they did.
+    """
+    trace, scale = Trace(parameters=patient.describe(), scaler_given=patient.scaled), patient.scale
+    statistics = patient.ill_statistics()
+    with Calls(trace, patient) as calls:
+        _observe(step, calls)
+        brief = failed is None and trace.finite
+        calls.step = 1
+        if brief:
+            _go_on_in_float32(step, trace, patient, patient.scale / scale)
+        elif trace.error is None:
+            _observe(step, calls)
+    trace.batch_norms = patient.still_ill(statistics)
+    trace.scalers_made = {c.owner for c in trace.calls("scaler.scale") if not before.reached(c.owner)}
+    trace.half_state = patient.half_state(before)
+    if brief and not trace.reference.sound:
+        before.restore()
+        return _examined(step, patient, before, failed=trace.reference)
+    if not brief:
+        before.restore()
+        raises = failed is not None and not failed.complete
+        trace.reference = failed if raises else _in_float32(step, trace, patient)
+    return trace
 
 
-def _in_float32(step, trace, patient):
-    """Run the step once with autocast off. It may fail there: then the advice says so."""
-    # The step starts from the same state as the first observed one, so its losses are multiplied by the same factors.
-    scales = [scale_of(call)[0] for call in trace.calls("backward", "grad") if call.step == 0]
-    scales = [1.0, *(scales or [patient.scale])]  # before the first backward nothing is multiplied
-    backwards = Backwards()
-    trace.reference = Reference(patient.names, lambda: scales[min(backwards.count, len(scales) - 1)])
-    trace.steps += 1
-    with without_autocast(), trace.reference, observe(trace.reference.tick), backwards:
+def _observe(step, calls):
+    """Run the step and note its ops; an exception becomes a fact."""
+    with Ops(calls):
         try:
             step()
-            trace.reference.complete = True
-        except Exception:
+        except Exception as error:
+            calls.trace.error = error_of(error)
             return
+    calls.trace.lost_by_hand = calls.by_hand()
+
+
+def _go_on_in_float32(step, trace, patient, grown):
+    """Run the step in float32 as the second call: its losses are multiplied as in the first, by a scale that has `grown`."""
+    first = trace.calls("backward", "grad")
+    trace.reference = _in_float32(step, trace, patient, grown)
+    for call, before in zip(trace.calls("backward", "grad")[len(first) :], first, strict=False):
+        scale, by_scaler = scale_of(before)
+        call.facts["scale"] = grown * scale, by_scaler  # the ops that would say so were not noted
+
+
+def _in_float32(step, trace, patient, grown=1.0):
+    """The Reference of the step with autocast off. It may fail there: then the advice says so."""
+    # Before the first backward nothing is multiplied, then the losses are by the factors of the first call.
+    factors = [scale_of(call)[0] for call in trace.calls("backward", "grad") if call.step == 0]
+    scales = [1.0, *(grown * factor for factor in factors or [patient.scale])]
+    backwards = Backwards()
+    reference = Reference(patient.names, lambda: scales[min(backwards.count, len(scales) - 1)])
+    with without_autocast(), reference, observe(reference.tick), backwards, contextlib.suppress(Exception):
+        step()
+        reference.complete = True
+    return reference

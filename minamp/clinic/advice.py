@@ -74,6 +74,11 @@ class Reference(observe):
         return max(self.top.values(), key=lambda v: math.inf if math.isnan(v) else v)
 
     @property
+    def sound(self):
+        """Whether the run came to its end with finite gradients."""
+        return self.complete and math.isfinite(self.largest)
+
+    @property
     def ceiling(self):
         """The largest power of two that keeps the largest gradient below float16's limit, with room; 0.0 if none does."""
         top = self.largest
@@ -102,8 +107,11 @@ def _exponents(array, shift):
     x = backends.host(array).ravel("K")
     every = x.size // SAMPLE | 1  # odd, so that it does not fall in step with the dimensions
     x = cast(x[::every], float32)
-    fields = np.bincount(x.view(np.int32) >> 23 & 255, minlength=256)  # half the time of np.frexp
-    fields[0] = np.count_nonzero(x) - fields[1:].sum()  # the subnormals without the zeros
+    # Sign and exponent: half the time of np.frexp.
+    fields = np.bincount(x.view(np.uint32) >> 23, minlength=512)
+    fields = fields[:256] + fields[256:]
+    if fields[0]:
+        fields[0] = np.count_nonzero(x) - fields[1:].sum()  # the subnormals without the zeros
     counts = np.zeros(HIGH - LOW)
     start = BOTTOM + min(max(round(shift), -SHIFT), SHIFT) - LOW
     counts[start : start + 255] = every * fields[:255]

@@ -33,7 +33,7 @@ class Calls:
         self.trace, self.patient, self.step = trace, patient, 0
         self.open = []  # a Call or None for every announced call that is running, outermost first
         self.gradient_arrays, self._held = {}, {}
-        self._sizes = {}  # a gradient's stamp -> its largest magnitude, its length
+        self._known = {}  # parameter name -> its Gradient when last looked at
         self.moving = {}  # the half weights as they were after the last backward
 
     def __enter__(self):
@@ -81,9 +81,8 @@ class Calls:
         if outer is not None and (outer.name, outer.owner) == (name, id(owner)):
             return None  # super().step(), a nested list in scale()
         region = autocast_state.dtype if autocast_state.enabled else None
-        call = Call(
-            len(self.trace.events), self.step, name, id(owner), user_line(), region, outer, self.gradients()
-        )
+        before = self.gradients() if name in WRITE_GRADIENTS else {}
+        call = Call(len(self.trace.events), self.step, name, id(owner), user_line(), region, outer, before)
         self._held[id(owner)] = owner
         self.trace.add(call)
         if name in ("scaler.step", "scaler.unscale_"):
@@ -137,10 +136,10 @@ class Calls:
             if g is not None:
                 self._held[id(g)] = g
                 stamp = (id(g), g._version[0], _sample(g._data))
-                sizes = self._sizes.get(stamp)
-                if sizes is None:
-                    sizes = self._sizes[stamp] = largest(g._data), length(g._data)
-                found[name] = Gradient(g.dtype, *sizes, stamp)
+                known = self._known.get(name)
+                if known is None or known.stamp != stamp:
+                    known = self._known[name] = Gradient(g.dtype, largest(g._data), length(g._data), stamp)
+                found[name] = known
                 self.gradient_arrays[id(g._data)] = name
         return found
 
@@ -207,6 +206,7 @@ class Ops(observe):
     def __exit__(self, *error):
         super().__exit__(*error)
         self.made.clear()  # the facts stay, the arrays need not
+        del self.calls.value_of
 
     def see(self, phase, op, inputs, output):
         if phase != "forward":

@@ -117,7 +117,9 @@ class Call:
     line: str
     region: np.dtype | None
     within: "Call | None"
-    before: dict = field(default_factory=dict)  # parameter name -> Gradient
+    before: dict = field(
+        default_factory=dict
+    )  # parameter name -> Gradient, of calls that may write gradients
     after: dict = field(default_factory=dict)
     facts: dict = field(default_factory=dict)
 
@@ -164,7 +166,6 @@ class Trace:
     # updates without an optimizer: as a Call's facts['lost']
     lost_by_hand: dict = field(default_factory=dict)
     half_state: list = field(default_factory=list)  # (where, dtype) of second moments kept in half
-    steps: int = 0
     error: "Error | None" = None
     reference: object = None  # advice.Reference: the float32 run
 
@@ -184,6 +185,14 @@ class Trace:
 
     def between(self, a, b):
         return self.events[a.index + 1 : b.index]
+
+    @property
+    def finite(self):
+        """Whether nothing was raised, and all that the ops made and all gradients were finite."""
+        values = [run.output for run in self.ops]
+        for calls in self._calls.values():
+            values += [g for call in calls for g in (*call.before.values(), *call.after.values())]
+        return self.error is None and all(math.isfinite(v.largest) for v in values)
 
     @property
     def scaled(self):
