@@ -43,16 +43,18 @@ def convert(source):
     return notebook
 
 
-def execute(notebook):
+def execute(notebook, threads=1):
     """Run the cells of `notebook` in a clean kernel and keep what they put out. RuntimeError for anything on stderr.
+
+    threads: of the BLAS library. How many there are changes the last digits of a product, and in the end a training.
 
     An error in a cell is raised here as nbclient's CellExecutionError.
     """
     import matplotlib.font_manager  # noqa: F401  makes its cache here, the first time, and says so here and not in a cell
     from nbclient import NotebookClient
 
-    # A kernel inherits these: one BLAS thread, and minamp from this repository.
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    # A kernel inherits these: its BLAS threads, and minamp from this repository.
+    os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
     os.environ["PYTHONPATH"] = str(FOLDER.parent)
     client = NotebookClient(
         notebook,

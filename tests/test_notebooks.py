@@ -84,6 +84,12 @@ def test_it_runs_from_a_clean_kernel_and_prints_the_same(path):
 
 
 @jupyter
+@every_notebook
+def test_its_claims_hold_with_the_last_digits_of_another_machine(path):
+    build().execute(build().convert(BOOK / "src" / f"{path.stem}.py"), threads=2)  # its own assertions
+
+
+@jupyter
 @pytest.mark.parametrize("tag, changed", [("machine", False), ("other", True)])
 def test_new_times_alone_do_not_change_a_notebook(tag, changed, tmp_path, monkeypatch):
     import nbformat

@@ -350,7 +350,7 @@ def training(region, change=None, steps=124):
         if isinstance(layer, nn.Linear):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
             nn.init.zeros_(layer.bias)
-    optimizer = optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     loader, losses, casts, bad = DataLoader(train, 64, shuffle=True, drop_last=True), [], [], None
 
     def loss_of(x, y):
@@ -417,9 +417,9 @@ assert results["exp in half"][3][1].op == "exp" and results["exp in half"][3][1]
     float16
 )
 assert results["sum in half"][3][1].value > limit
-step, found = results["log in half"][3]
-assert found.op == "log" and found.phase == "backward" and 0 < found.inputs[-1][2] < 2.0**-16
-assert np.isfinite(results["log in half"][0][step - 1]) and not results["relu in float32"][3]
+found = results["log in half"][3][1]
+assert found.op == "log" and found.inputs[-1][2] < (2.0**-16 if found.phase == "backward" else 2.0**-24)
+assert not results["relu in float32"][3]
 assert results["relu in float32"][0] == shipped[0] and results["relu in float32"][1] > shipped[1]
 assert results["linear in float32"][0] == plain[0]
 
@@ -430,8 +430,9 @@ assert results["linear in float32"][0] == plain[0]
 # - `exp` in half and `sum` in half are fatal within an epoch: a score above 11.09, or a row of exponentials
 #   that are finite in float32 and not in half. In the second case the op named is a cast, `to`: that is where
 #   the value was lost.
-# - `log` in half is fatal by its slope, as the table of slopes said. The loss of that step is still finite;
-#   the op named is `log` in *backward*, at a probability too small for $1/x$ to fit.
+# - `log` in half is fatal at small probabilities. Below $2^{-16}$ its slope $1/x$ does not fit, as the table of
+#   slopes said: the loss of that step is still finite, and the op named is `log` in *backward*. Below $2^{-25}$
+#   the probability itself is 0 in half, and the *forward* is named. Which comes first is luck.
 # - `relu` in float32 gives the same losses to the last bit, for more casts and more memory. A policy is about
 #   cost as well as about range.
 # - `linear` in float32 gives the losses of float32 training to the last bit: all that autocast does in this

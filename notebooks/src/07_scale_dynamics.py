@@ -381,6 +381,7 @@ assert int(np.argmax(Loop(2.0**16, 1).run([np.nan] * 170)[0] == 0)) == 166
 # floor; the last printed line used it. `max_skips` is a limit to its patience:
 
 # %%
+minamp.manual_seed(0)
 network = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
 optimizer = optim.SGD(network.parameters(), lr=0.1)
 scaler = minamp.GradScaler(max_skips=5)
