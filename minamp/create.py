@@ -5,7 +5,7 @@ import threading
 import numpy as np
 
 from minamp.formats import float32, is_floating
-from minamp.numbers import check_integers, numbers
+from minamp.numbers import check_fits, check_integers, numbers
 from minamp.tensor import Tensor
 
 int64 = np.dtype(np.int64)
@@ -66,6 +66,7 @@ def full(size, fill_value, *, dtype=None, device=None, requires_grad=False):
     if dtype is None:
         dtype = float32 if filled.dtype.kind == "f" else filled.dtype
     check_integers(filled, dtype)
+    check_fits("full", fill_value, dtype)
     return _new(filled, dtype, device, requires_grad)
 
 

@@ -1,9 +1,11 @@
-"""What a tensor can be made of: numbers and bools, and those that an integer dtype can hold."""
+"""What a tensor can be made of: numbers and bools, and those that a dtype can hold."""
+
+import math
 
 import numpy as np
 
 from minamp import backends
-from minamp.formats import is_floating
+from minamp.formats import format_of, is_floating
 
 
 def numbers(name, data):
@@ -12,6 +14,18 @@ def numbers(name, data):
     if array.dtype.kind not in "biuf" and not is_floating(array.dtype):
         raise TypeError(f"{name}: needs numbers or bools, got {type(data).__name__} {data!r:.60}")
     return array
+
+
+def check_fits(name, value, dtype):
+    """RuntimeError for a finite number beyond the floating `dtype`, such as -1e9 in float16: an infinity has to be meant."""
+    if not is_floating(dtype) or not math.isfinite(value):
+        return
+    limit = format_of(dtype).max
+    if abs(value) > limit:
+        raise RuntimeError(
+            f"{name}: value {value} can't be held by {np.dtype(dtype)}, whose limits are +-{limit:g}: "
+            f"use {math.copysign(limit, value):g} or {math.copysign(math.inf, value)}, or x.float()"
+        )
 
 
 def check_integers(array, dtype):

@@ -619,3 +619,30 @@ def test_dtypes_that_values_show_by_themselves_are_not_printed():
     assert repr(tensor([1.5], dtype=float16)) == "tensor([1.5], dtype=float16)"
     x = tensor([1.0])
     assert +x is x
+
+
+@pytest.mark.parametrize(
+    "fill, name",
+    [
+        (lambda x: x.fill_(-1e9), "fill_"),
+        (lambda x: x.new_full((2,), -1e9), "new_full"),
+        (lambda x: minamp.full_like(x, -1e9), "full"),
+        (lambda x: minamp.full((2,), -1e9, dtype=x.dtype), "full"),
+    ],
+)
+def test_a_number_beyond_the_format_is_refused_and_an_infinity_is_not(fill, name):
+    for dtype, there in ((minamp.float16, False), (minamp.bfloat16, True), (minamp.float32, True)):
+        x = minamp.ones(2, dtype=dtype)
+        if there:
+            assert fill(x)[0].item() == pytest.approx(-1e9, rel=1e-2)
+            continue
+        with pytest.raises(RuntimeError, match=f"^{name}: value -1000000000.0 can't be held by float16"):
+            fill(x)
+        assert x.tolist() == [1.0, 1.0]
+        assert minamp.full((), -np.inf, dtype=dtype).item() == x.fill_(-np.inf)[0].item() == -np.inf
+
+
+def test_a_number_beyond_the_format_that_is_put_somewhere_is_infinite_without_a_warning(recwarn):
+    x = minamp.ones(3, dtype=minamp.float16)
+    x[1:] = -1e9  # as in PyTorch
+    assert x.tolist() == [1.0, -np.inf, -np.inf] and not recwarn.list

@@ -52,6 +52,7 @@ from minamp.backends.upsample import upsample2d, upsample2d_grad  # noqa: F401
 from minamp.formats import cast, narrow, round_to, widen  # noqa: F401  part of the vocabulary
 from minamp.formats import flat as _flat
 from minamp.formats import is_half as _is_half
+from minamp.quiet import quiet as _quiet
 
 name = "cpu"
 
@@ -90,6 +91,7 @@ def reshape(x, shape):
     return x if x.shape == shape else np.reshape(x, shape)
 
 
+@_quiet
 def full(shape, value, dtype):
     return np.full(shape, value, dtype)
 

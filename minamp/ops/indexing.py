@@ -3,14 +3,13 @@
 Nothing is computed but sums over places that are named twice, and those are float32. Orders, pads and parts: arrange.py.
 """
 
-import math
-
 import numpy as np
 
 from minamp import backends
 from minamp.arguments import no_tensor
-from minamp.formats import format_of, is_floating
+from minamp.formats import is_floating
 from minamp.keys import ints_first
+from minamp.numbers import check_fits
 from minamp.op import NOT_LISTED, PROMOTE, composite, op
 from minamp.ops.shape import dim_of
 from minamp.tensor import Tensor, plain_key, same_device
@@ -140,12 +139,7 @@ def number_in(name, value, dtype):
         raise no_tensor(name, "value", value)
     if not is_floating(dtype):
         return np.dtype(dtype).type(value).item()
-    limit = format_of(dtype).max
-    if math.isfinite(value) and abs(value) > limit:
-        raise RuntimeError(
-            f"{name}: value {value} can't be held by {np.dtype(dtype)}, whose limits are +-{limit:g}: "
-            f"use {math.copysign(limit, value):g} or {math.copysign(math.inf, value)}, or x.float()"
-        )
+    check_fits(name, value, dtype)
     return float(value)
 
 
