@@ -10,7 +10,7 @@ from minamp.backends import host
 from minamp.formats import bfloat16, float16, float32, float64, is_floating, is_half, widen
 from minamp.keys import ints_first
 from minamp.methods import OPS, Methods
-from minamp.numbers import check_integers, numbers
+from minamp.numbers import check_fits, check_integers, numbers
 from minamp.record import grad_mode, leaf_node, run_backward
 
 _UNSAID = (float32, np.dtype(np.int64), np.dtype(np.bool_))  # dtypes that values show by themselves
@@ -268,8 +268,9 @@ class Tensor(Methods):
     def _keep_gradient(self, total):
         if isinstance(total, Tensor):
             self._grad = total
-        else:
-            self._grad.data = total
+        else:  # into the memory that is there: it may be a view of a flat buffer
+            self._grad._data[...] = total
+            self._grad._version[0] += 1
 
     def register_hook(self, hook):
         """Call hook(gradient) when this tensor's gradient is known; what it returns (if not None) replaces it.
@@ -420,11 +421,12 @@ class Tensor(Methods):
         return self
 
     def fill_(self, value):
-        """Write a number, or a 0-dim tensor, everywhere."""
+        """Write a number, or a 0-dim tensor, everywhere. RuntimeError for a number that the dtype can't hold, as in torch."""
         value = value if isinstance(value, Tensor) else numbers("fill_", value)
         if value.ndim:
             raise RuntimeError(f"fill_: value must be a number or 0-dim, got shape {value.shape}: use copy_")
         if not isinstance(value, Tensor):
+            check_fits("fill_", value.item(), self.dtype)
             value = Tensor(backends.of(self._data).full(self.shape, value.item(), self.dtype))
         return self.copy_(value)
 
@@ -439,6 +441,7 @@ class Tensor(Methods):
         """A tensor of that size filled with one value, in this one's dtype."""
         filled, dtype = np.full(size, fill_value), dtype or self.dtype
         check_integers(filled, dtype)
+        check_fits("new_full", fill_value, dtype)
         return tensor(filled, dtype, requires_grad)
 
     def new_zeros(self, *size, dtype=None, requires_grad=False):

@@ -198,3 +198,22 @@ def test_a_function_may_write_into_its_input():
         RuntimeError, match="mul: argument 'a' of shape .* was saved for backward and then written"
     ):
         square.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [minamp.float32, minamp.float16, minamp.bfloat16])
+def test_a_gradient_that_is_there_is_added_to_in_its_memory(dtype):
+    flat = minamp.zeros(6, dtype=dtype)
+    p = minamp.ones(2, 2, dtype=dtype, requires_grad=True)
+    p.grad = flat[1:5].reshape(2, 2)
+    held, version = p.grad, p.grad._version[0]
+    (p * 3.0).sum().backward()
+    (p * 2.0).sum().backward()
+    assert p.grad is held and held._version[0] > version
+    assert flat.tolist() == [
+        0.0,
+        5.0,
+        5.0,
+        5.0,
+        5.0,
+        0.0,
+    ]  # as in PyTorch: a flat buffer may hold all gradients
