@@ -6,6 +6,7 @@ remembers what it holds; `restore` puts that back into the same objects, so whoe
 Beyond its reach: iterators and generators (a data loader goes on where it stands), files, and threads.
 """
 
+import array
 import collections
 import contextlib
 import functools
@@ -24,9 +25,10 @@ from minamp.tensor import Tensor
 
 # Asked for first: most of what is reached is one of them.
 _USUAL = {int, float, bool, str, type(None)}
-_ATOMS = (int, float, complex, str, bytes, type, np.generic, np.dtype, types.ModuleType, type(None))
+_ATOMS = (int, float, complex, str, bytes, np.generic, np.dtype, types.ModuleType, type(None))
 # A union written where it is used is made anew by every call, and the walk asks these of every object.
 _FILLED, _FIXED = (set, collections.deque), (tuple, frozenset)
+_NUMBERS = (bytearray, array.array)
 _KEYS = (str, int)
 _OLDER_GENERATORS = (np.random.RandomState, random.Random)
 # of the standard library, with what users put in
@@ -58,6 +60,9 @@ class Snapshot:
         while pending:
             path, x = pending.pop()
             if type(x) in _USUAL or isinstance(x, _ATOMS) or id(x) in self._seen:
+                continue
+            if isinstance(x, type):
+                pending.extend(self._class(x))
                 continue
             self._seen[id(x)] = x  # held, so that no id is given out twice
             pending.extend(self._take(path, x))
@@ -109,6 +114,10 @@ class Snapshot:
         if isinstance(x, list):
             self._list(x)
             return [*((f"{path}[{i}]", v) for i, v in enumerate(x)), *self._instance(path, x)]
+        if isinstance(x, _NUMBERS):
+            values = x[:]
+            self._undo.append(lambda: x.__setitem__(slice(None), values))
+            return []
         if isinstance(x, _FILLED):
             saved = list(x)
             fill = x.update if isinstance(x, set) else x.extend
@@ -154,7 +163,7 @@ class Snapshot:
         return []
 
     def _function(self, f):
-        if _foreign(f.__module__) or (f.__module__ or "").startswith("minamp."):
+        if _library(f.__module__):
             return []
         found = [(f.__name__, f.__defaults__), (f.__name__, f.__kwdefaults__)]
         for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
@@ -164,10 +173,16 @@ class Snapshot:
                 continue
             self._attributes(cell, ["cell_contents"])
             found.append((name, value))
-        for name in _names(f.__code__):
+        used = _names(f.__code__)
+        for name in used:
             if name in f.__globals__:
                 self._item(f.__globals__, name)
                 found.append((name, f.__globals__[name]))
+        for module in [x for _, x in found if isinstance(x, types.ModuleType) and not _library(x.__name__)]:
+            for name in used:
+                if name in vars(module):
+                    self._item(vars(module), name)
+                    found.append((f"{module.__name__}.{name}", vars(module)[name]))
         return [*found, *self._instance(f.__name__, f)]
 
     def _instance(self, path, x):
@@ -181,10 +196,24 @@ class Snapshot:
         if isinstance(attributes, dict):
             self._dict(attributes)
             found += [(f"{path}.{name}", v) for name, v in attributes.items()]
+        if not _library(type(x).__module__):
+            found += self._class(type(x))
         names = [n for n in _slots(type(x)) if hasattr(x, n)]
         if names:
             self._attributes(x, names)
             found += [(f"{path}.{n}", getattr(x, n)) for n in names]
+        return found
+
+    def _class(self, kind):
+        """What a user's class and its bases hold beside their methods, as a count of all steps."""
+        found = []
+        for c in kind.__mro__:
+            if id(c) in self._seen or _library(c.__module__):
+                continue
+            self._seen[id(c)] = c
+            held = {n: v for n, v in vars(c).items() if not n.startswith("__") and not _descriptor(v)}
+            self._attributes(c, held)
+            found += [(f"{c.__name__}.{n}", v) for n, v in held.items()]
         return found
 
     # -- the ways to put something back
@@ -240,6 +269,16 @@ def _slots(kind):
     slots = [vars(k).get("__slots__", ()) for k in kind.__mro__]
     names = [n for s in slots for n in ((s,) if isinstance(s, str) else s)]
     return [n for n in names if not n.startswith("__")]
+
+
+def _descriptor(x):
+    """Whether it is a method or a property: part of what a class is, not of what it holds."""
+    return isinstance(x, types.FunctionType) or hasattr(type(x), "__get__")
+
+
+def _library(module):
+    """Whether functions and classes of that module are no user's."""
+    return _foreign(module) or (module or "").partition(".")[0] == "minamp"
 
 
 def _foreign(module):

@@ -3,9 +3,11 @@
 What it finds in which script is tested by tests/test_doctor.py.
 """
 
+import array
 import json
 import random
 import sys
+import types
 from collections import Counter
 
 import numpy as np
@@ -185,6 +187,41 @@ def test_how_often_the_step_runs(what, runs):
 
     report = minamp.doctor(step, model, optimizer)
     assert report.steps == next(calls) == runs
+
+
+settings = types.ModuleType("settings")  # as a module of the user's
+
+
+def test_what_classes_modules_and_arrays_of_numbers_hold_comes_back():
+    settings.count = 0
+
+    class Base:
+        total, log = 0, []
+
+        @classmethod
+        def counted(cls):
+            cls.total += 1
+
+    class Loop(Base):
+        numbers, byte = array.array("q", [0]), bytearray(1)
+
+        def step(self):
+            settings.count += 1
+            self.counted()
+            Loop.log.append(Loop.total)
+            Loop.numbers[0] += 1
+            Loop.byte[0] += 1
+            Loop.new = True
+            (w * 1.0).sum().backward()
+
+    w, loop = minamp.ones(2).requires_grad_(True), Loop()
+    loop.step()
+    before = settings.count, Base.total, Loop.total, list(Base.log), list(Loop.numbers), bytes(Loop.byte)
+    minamp.doctor(loop.step)
+    assert before == (
+        *(settings.count, Base.total, Loop.total),
+        *(list(Base.log), list(Loop.numbers), bytes(Loop.byte)),
+    )
 
 
 def test_hooks_views_and_replaced_arrays_come_back():

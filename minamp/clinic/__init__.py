@@ -4,8 +4,6 @@ Data flows one way: minamp/restore.py keeps the state safe, instruments.py recor
 the rules (rules/) turn facts into findings, report.py says them. advice.py looks at one step in float32.
 """
 
-import contextlib
-
 from minamp.autocast import without_autocast
 from minamp.clinic import advice, rules
 from minamp.clinic.advice import Reference
@@ -49,17 +47,17 @@ def doctor(step, model=None, optimizer=None, scaler=None):
     return Report(findings, advice.advice(trace), runs, error)
 
 
-def _examined(step, patient, before, failed=None):
+def _examined(step, patient, before, reference=None):
     """The Trace of two calls of the step: what one leaves to the next shows in the second, such as a gradient or a scale.
 
-    Where the first call was all finite, the float32 run is the second: it makes the same calls. `failed` is such a run that was
-    not sound: now both calls are as they are, and the float32 run starts where they did.
+    Where the first call was all finite, the float32 run is the second. If that turns out to be no repetition of the first, or
+    not sound, both calls are made as they are; `reference` is what it has shown.
     """
     trace, scale = Trace(parameters=patient.describe(), scaler_given=patient.scaled), patient.scale
     statistics = patient.ill_statistics()
     with Calls(trace, patient) as calls:
         _observe(step, calls)
-        brief = failed is None and trace.finite
+        brief = reference is None and trace.finite
         calls.step = 1
         if brief:
             _go_on_in_float32(step, trace, patient, patient.scale / scale)
@@ -68,13 +66,15 @@ def _examined(step, patient, before, failed=None):
     trace.batch_norms = patient.still_ill(statistics)
     trace.scalers_made = {c.owner for c in trace.calls("scaler.scale") if not before.reached(c.owner)}
     trace.half_state = patient.half_state(before)
-    if brief and not trace.reference.sound:
+    if brief and rules.breaks_the_order(trace.reference.error):
+        trace.error = trace.reference.error
+    elif brief and not (trace.reference.sound and trace.repeats):
         before.restore()
-        return _examined(step, patient, before, failed=trace.reference)
-    if not brief:
+        return _examined(step, patient, before, trace.reference)
+    elif not brief:
         before.restore()
-        raises = failed is not None and not failed.complete
-        trace.reference = failed if raises else _in_float32(step, trace, patient)
+        again = reference is None or reference.error is None and not reference.sound
+        trace.reference = _in_float32(step, trace, patient) if again else reference
     return trace
 
 
@@ -105,7 +105,9 @@ def _in_float32(step, trace, patient, grown=1.0):
     scales = [1.0, *(grown * factor for factor in factors or [patient.scale])]
     backwards = Backwards()
     reference = Reference(patient.names, lambda: scales[min(backwards.count, len(scales) - 1)])
-    with without_autocast(), reference, observe(reference.tick), backwards, contextlib.suppress(Exception):
-        step()
-        reference.complete = True
+    with without_autocast(), reference, observe(reference.tick), backwards:
+        try:
+            step()
+        except Exception as error:
+            reference.error = error_of(error)
     return reference

@@ -37,7 +37,8 @@ class Reference(observe):
         self.top = {"activations": 0.0, "weights": 0.0}  # largest magnitudes, inf or nan if there is one
         self.half = False  # whether some gradients were half all the same
         self.seconds = defaultdict(float)  # {'products', 'other'} -> seconds
-        self.complete = False  # the step ran to its end
+        self.error = None  # the Error with which the step ended
+        self.ops = []  # the names of the forwards
         self._since = time.thread_time()
 
     def see(self, phase, op, inputs, output):
@@ -45,6 +46,8 @@ class Reference(observe):
         self.seconds[kind] += time.thread_time() - self._since
         if phase == "backward":
             self._gradient(op, inputs, output)
+        else:
+            self.ops.append(op.name)
 
     def tick(self, *_):
         """The last observer of an op: its time ends here, so that observing does not count."""
@@ -77,6 +80,11 @@ class Reference(observe):
     def sound(self):
         """Whether the run came to its end with finite gradients."""
         return self.complete and math.isfinite(self.largest)
+
+    @property
+    def complete(self):
+        """Whether the step ran to its end."""
+        return self.error is None
 
     @property
     def ceiling(self):

@@ -83,10 +83,14 @@ class Calls:
         region = autocast_state.dtype if autocast_state.enabled else None
         before = self.gradients() if name in WRITE_GRADIENTS else {}
         call = Call(len(self.trace.events), self.step, name, id(owner), user_line(), region, outer, before)
+        call.depth = autocast_state.depth
         self._held[id(owner)] = owner
         self.trace.add(call)
         if name in ("scaler.step", "scaler.unscale_"):
             call.facts["optimizer"] = id(arguments["optimizer"])
+            self._replaced += _announce(
+                [arguments["optimizer"]], "optimizer"
+            )  # perhaps one that we were not given
         elif name == "scaler.update":
             floor = getattr(owner, "_min_scale", -math.inf)
             call.facts.update(scale=owner.get_scale(), new_scale=arguments["new_scale"], floor=floor)
@@ -108,8 +112,14 @@ class Calls:
             )
         elif name == "optimizer.step":
             call.facts["weights"] = self.patient.half_weights(id(owner))
-        elif name.startswith("clip") and isinstance(owner, list | tuple):
-            call.facts["names"] = [self.patient.names.get(id(p)) for p in owner]
+        elif name == "save":
+            call.facts["scaler"] = _holds_scaler(owner)
+            parts = owner.values() if isinstance(owner, dict) else ()
+            call.facts["whole"] = sum(isinstance(x, dict) for x in parts) > 1  # several states in one file
+        elif name.startswith("clip"):
+            call.facts["limit"] = float(arguments["max_norm" if name == "clip_grad_norm_" else "clip_value"])
+            if isinstance(owner, list | tuple):
+                call.facts["names"] = [self.patient.names.get(id(p)) for p in owner]
         return call
 
     def _end(self, call):
@@ -164,6 +174,13 @@ class Backwards:
         pass
 
 
+def _holds_scaler(x):
+    """Whether what is saved holds the state of a GradScaler, however nested."""
+    if isinstance(x, dict):
+        return "growth_factor" in x or any(map(_holds_scaler, x.values()))
+    return isinstance(x, list | tuple) and any(map(_holds_scaler, x))
+
+
 def _announce(objects, family):
     """Announce the methods of a loop that users' classes define themselves; (class, name, method) to put back."""
     replaced = []
@@ -201,11 +218,13 @@ class Ops(observe):
     def __init__(self, calls):
         self.calls, self.trace = calls, calls.trace
         self.made = {}  # id of an array -> (array, its Value, the version it had)
+        self.nodes = {}  # id of a Node -> (Node, the Value of what it made): an op in place moves its Node
         calls.value_of = self.value_of
 
     def __exit__(self, *error):
         super().__exit__(*error)
         self.made.clear()  # the facts stay, the arrays need not
+        self.nodes.clear()
         del self.calls.value_of
 
     def see(self, phase, op, inputs, output):
@@ -228,6 +247,8 @@ class Ops(observe):
         run.output.source = run
         run.spoilt = _spoilt(run, inputs, output)
         self.made[id(output._data)] = (output._data, run.output, output._version[0])
+        if node is not None:
+            self.nodes[id(node)] = node, run.output
         self.trace.add(run)
 
     def value_of(self, x):
@@ -235,7 +256,9 @@ class Ops(observe):
         if isinstance(x, Tensor):
             known = self.made.get(id(x._data))
             if known is None or known[2] != x._version[0]:
-                known = self.made[id(x._data)] = (x._data, self._measure(x), x._version[0])
+                _, written = self.nodes.get(id(x._node), (None, None))
+                value = written if known is not None and written is not None else self._measure(x)
+                known = self.made[id(x._data)] = (x._data, value, x._version[0])
             value = known[1]
             value.gradient = self.calls.gradient_arrays.get(id(x._data), value.gradient)
             return value

@@ -122,6 +122,7 @@ class Call:
     )  # parameter name -> Gradient, of calls that may write gradients
     after: dict = field(default_factory=dict)
     facts: dict = field(default_factory=dict)
+    depth: int = 0  # of autocast regions, also of those that are switched off
 
     def inside(self, name):
         call = self
@@ -188,11 +189,25 @@ class Trace:
 
     @property
     def finite(self):
-        """Whether nothing was raised, and all that the ops made and all gradients were finite."""
-        values = [run.output for run in self.ops]
-        for calls in self._calls.values():
-            values += [g for call in calls for g in (*call.before.values(), *call.after.values())]
-        return self.error is None and all(math.isfinite(v.largest) for v in values)
+        """Whether nothing was raised, no op made inf or nan of finite inputs, and all gradients were finite."""
+        gradients = [
+            g
+            for calls in self._calls.values()
+            for c in calls
+            for g in (*c.before.values(), *c.after.values())
+        ]
+        spoilt = self.error is not None or any(run.spoilt for run in self.ops)
+        return not spoilt and all(math.isfinite(g.largest) for g in gradients)
+
+    @property
+    def repeats(self):
+        """Whether the second call, in float32, made the calls of the first at the same lines, and but for casts its ops."""
+        calls = ([], [])
+        for event in self.events:
+            if isinstance(event, Call):
+                calls[event.step].append((event.name, event.line, event.depth, event.facts.get("enabled")))
+        first = [run.op for run in self.ops if run.op != "to"]
+        return calls[0] == calls[1] and first == [name for name in self.reference.ops if name != "to"]
 
     @property
     def scaled(self):

@@ -26,14 +26,17 @@ CONSEQUENCES = {
 }
 
 # (exception, text in its message) -> the codes of which one must have been found for the error to be explained
-ERRORS = {
-    ("ValueError", "float16 gradients can't be unscaled"): ("half_parameters_with_scaler",),
+_ORDER = {
     ("RuntimeError", "unscale_() has already been called"): ("unscale_every_micro_batch",),
     ("RuntimeError", "unscale_() is being called after step()"): ("update_forgotten", "clip_before_unscale"),
     ("RuntimeError", "step() has already been called"): ("update_forgotten",),
     ("AssertionError", "update: no optimizer was stepped"): ("update_repeated", "raw_optimizer_step"),
+}
+ERRORS = {
+    **_ORDER,
+    ("ValueError", "float16 gradients can't be unscaled"): ("half_parameters_with_scaler",),
     ("AssertionError", "the scale is not there yet"): ("scaler_rebuilt",),
-    ("RuntimeError", "masked_fill: "): ("mask_overflows",),
+    ("RuntimeError", "can't be held by float16"): ("mask_overflows",),
     ("FloatingPointError", "GradScaler: "): (
         *_FORWARD,
         "mean_of_too_many",
@@ -51,6 +54,11 @@ def judge(trace):
     found = {code: replace(f, code=code) for code, f in found.items() if f is not None}
     follow = {c for code in found for c in CONSEQUENCES.get(code, ())}
     return [f for code, f in found.items() if code not in follow]
+
+
+def breaks_the_order(error):
+    """Whether an error of the step (or None) is the scaler's word on the order of its calls, whatever the formats."""
+    return error is not None and any(error.kind == kind and text in error.text for kind, text in _ORDER)
 
 
 def explained(error, findings):

@@ -8,6 +8,7 @@ from minamp.clinic.trace import Call
 
 _READS = {"vector_norm", "norm", "pow", "square", "abs", "amax", "max", "mul"}
 _CLAMPS = {"clamp", "minimum", "maximum"}
+_REPLACES = {"where", "masked_fill", "nan_to_num"}
 _RIGHT = 2e-5  # how close clipping comes to the limit: float32's last digits, and 1e-6 / norm
 
 
@@ -16,24 +17,27 @@ def _clips(trace):
     for clip in trace.calls("clip_grad_norm_", "clip_grad_value_"):
         names = clip.facts.get("names") or list(clip.before)
         backward = trace.last_backward(clip, names)
-        if backward is None:
+        if backward is None or clip.facts["limit"] == math.inf:  # that only asks for the norm
             continue
         scale, by_scaler = scale_of(backward)
         still = still_scaled if by_scaler else _divided_later
-        if scale != 1 and still(trace, backward, clip, scale, names):
+        if scale == 1 or _carries(clip.facts["limit"], scale):
+            continue
+        if still(trace, backward, clip, scale, names):
             yield clip, scale, clip.before, clip.after
     yield from _clips_in_hooks(trace)
     yield from _clips_by_hand(trace)
 
 
 def still_scaled(trace, backward, event, scale, names):
-    """Whether neither unscale_ nor the user has divided the gradients since their backward."""
+    """Whether neither unscale_ nor the user has divided some of the gradients since their backward."""
+    left = {n: backward.after[n] for n in backward.written() if n in names}
     for call in trace.calls("scaler.unscale_"):
         if backward.index < call.index < event.index:
-            mine = [n for n in names if trace.parameters[n].optimizer == call.facts["optimizer"]]
-            if mine or all(trace.parameters[n].optimizer is None for n in names):
+            if all(trace.parameters[n].optimizer is None for n in left):
                 return False
-    return not same_factor(backward.after, event.before, 1 / scale)
+            left = {n: g for n, g in left.items() if trace.parameters[n].optimizer != call.facts["optimizer"]}
+    return bool(left) and not same_factor(left, event.before, 1 / scale)
 
 
 def _divided_later(trace, backward, clip, scale, names):
@@ -62,13 +66,16 @@ def _clips_in_hooks(trace):
             continue
         written = backward.written()
         for run in trace.ops:
-            if run.within is not backward or run.op not in _CLAMPS:
+            if run.within is not backward or run.op not in _CLAMPS | _REPLACES:
                 continue
             limits = {abs(c) for c in (*run.constants, *run.attrs.values())}
+            replaced = run.op in _REPLACES and any(not math.isfinite(v.largest) for v in run.tensors)
+            if replaced:
+                limits = {run.output.largest}
             for name in written:
                 g = backward.after[name]
                 if trace.parameters[name].shape == run.output.shape and g.largest in limits:
-                    before = {name: replace(g, largest=run.tensors[0].largest)}
+                    before = {name: replace(g, largest=math.inf if replaced else run.tensors[0].largest)}
                     yield _by_hand(backward, run), scale, before, {name: g}
         lengths = [backward.after[name].length for name in written]
         if _one_chosen(lengths) and lengths[0] % scale:  # not so in a toy whose gradients are all 1
@@ -77,7 +84,7 @@ def _clips_in_hooks(trace):
 
 def _by_hand(call, run):
     """A clipping by the user's own op as if it were a Call."""
-    name = "clip_grad_value_" if run.op in _CLAMPS else "by hand"
+    name = "clip_grad_value_" if run.op in _CLAMPS | _REPLACES else "by hand"
     return Call(call.index, call.step, name, 0, run.line, None, None)
 
 
@@ -107,6 +114,8 @@ def _clips_by_hand(trace):
         ]
         scale = scale_of(backward)[0]
         if not written or same_factor(backward.after, call.before, 1 / scale):
+            continue
+        if _carries(math.hypot(*(g.length for g in call.before.values())), scale):
             continue
         if limits:
             yield _by_hand(call, limits[0]), scale, backward.after, call.before
@@ -148,6 +157,11 @@ def _one_chosen(lengths):
 def _chosen(length):
     """Whether a length is a number that people write, such as 1 or 0.25: one among 600 is so by chance."""
     return 0 < length < math.inf and math.isclose(length, float(f"{length:.1e}"), rel_tol=_RIGHT)
+
+
+def _carries(limit, scale):
+    """Whether a limit is a number that people write times the scale: clipping before unscale_ as it is done after it."""
+    return not _chosen(limit) and _chosen(limit / scale)
 
 
 def _reads_a_size(run):

@@ -83,6 +83,18 @@ def scale_pinned(trace):
                 scale=before,
                 largest_allowed=_allowed(trace),
             )
+    first, second = ([c for c in trace.calls("scaler.scale") if c.step == i][:1] for i in (0, 1))
+    if first and second and _gave_no_step(trace, 0):
+        before, after = first[0].facts["scale"], second[0].facts["scale"]
+        if after >= before and not before <= _allowed(trace):
+            return error(
+                f"The gradients overflow at a scale of {before:g}, the step is skipped, and the next one starts at {after:g}: "
+                "every step is skipped.",
+                second[0].line,
+                "scaler.update()   # without a scale of your own, and nothing that puts the old one back",
+                scale=before,
+                largest_allowed=_allowed(trace),
+            )
     if (
         len(updates) >= FALLS
         and all(_skipped(trace, u) for u in updates)
@@ -106,6 +118,13 @@ def _skipped(trace, update):
     steps = [c for c in trace.calls("scaler.step") if since < c.index < update.index]
     ran = [c.within for c in trace.calls("optimizer.step")]
     return any(s not in ran for s in steps)
+
+
+def _gave_no_step(trace, i):
+    """Whether no scaler.step of call i led to an optimizer's."""
+    steps = [c for c in trace.calls("scaler.step") if c.step == i]
+    ran = [c.within for c in trace.calls("optimizer.step")]
+    return bool(steps) and not any(s in ran for s in steps)
 
 
 def _allowed(trace):

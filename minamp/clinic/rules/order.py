@@ -4,7 +4,7 @@ import math
 from itertools import pairwise
 
 from minamp.clinic.rules.base import error, rule, scale_of, warning
-from minamp.clinic.rules.clipping import still_scaled
+from minamp.clinic.rules.clipping import same_factor, still_scaled
 
 # --------------------------------------------------------------------------------------------------- steps and updates
 
@@ -44,8 +44,37 @@ def _unscaled_first(trace, backward, step, names):
     return not mine or any(u.index > mine[-1].index for u in updates)
 
 
+def _raw_descent(trace):
+    """(op, rate, scale) of an update by hand whose rate multiplies gradients that are still scaled, to 1 and more."""
+    backwards = trace.calls("backward")
+    if len(backwards) < 2 or trace.calls("scaler.step"):
+        return None
+    was, now = backwards[0].facts["versions"], backwards[-1].facts["versions"]
+    for run in trace.ops:
+        rates = [abs(c) for c in (*run.constants, run.attrs.get("alpha", 1)) if 0 < abs(c) < 1]
+        for v in run.inputs if rates else ():
+            backward = trace.last_backward(run, [v.gradient])
+            if backward is None or v.gradient not in trace.unheld or was[v.gradient] == now[v.gradient]:
+                continue
+            scale, by_scaler = scale_of(backward)
+            if by_scaler and v.largest == backward.after[v.gradient].largest and rates[0] * scale > 1:
+                return run, rates[0], scale
+    return None
+
+
 @rule
 def raw_optimizer_step(trace):
+    descent = _raw_descent(trace)
+    if descent is not None:
+        run, rate, scale = descent
+        return error(
+            f"The weights are changed by {rate:g} times gradients that are still {scale:g} times too large: nothing divides them "
+            "by the scale or leaves out the infinite ones.",
+            run.line,
+            "scaler.step(optimizer)   # or p -= lr * p.grad / scaler.get_scale()",
+            rate=rate,
+            scale=scale,
+        )
     for call in _raw_steps(trace):
         beside = [
             c
@@ -116,20 +145,33 @@ def unscale_every_micro_batch(trace):
     calls = [c for c in trace.calls("scaler.unscale_") if not c.inside("scaler.step")]
     twice = trace.fails_with("RuntimeError", "unscale_() has already been called")
     steps = trace.calls("scaler.step", "optimizer.step")
-    again = twice
+    again = twice or _divided_by_hand(trace)
     for a, b in zip(calls, calls[1:], strict=False):
         same = [c for c in calls if a.index <= c.index <= b.index]
         if len({c.facts["optimizer"] for c in same}) == 1 and _accumulates(trace, a, b, steps):
             again = True
     if again:
         return error(
-            "unscale_() is called more than once before the step: it divides everything that has been added up so far, so the "
-            "first micro-batches are divided by the scale again and again.",
-            trace.error.line if twice else calls[-1].line,
+            f"{'unscale_() is called' if calls else 'The gradients are divided by the scale'} more than once before the step: "
+            "that divides everything that has been added up so far, so the first micro-batches are divided again and again.",
+            trace.error.line if twice else calls[-1].line if calls else trace.calls("backward")[0].line,
             "if last_micro_batch: scaler.unscale_(optimizer)   # once, when all gradients are there",
             unscale_calls=len(calls),
             backward_calls=len(trace.calls("backward")),
         )
+
+
+def _divided_by_hand(trace):
+    """Whether scaled gradients are added to those of the backward before, which the user has divided by the scale."""
+    for a, b in pairwise(trace.calls("backward")):
+        scale, names = scale_of(a)[0], _nonzero(b.before) & set(a.after) & set(b.written())
+        between = [
+            e for e in trace.between(a, b) if getattr(e, "name", "") in ("scaler.unscale_", "optimizer.step")
+        ]
+        if names and not between and scale == scale_of(b)[0] > 1:
+            if same_factor({n: a.after[n] for n in names}, b.before, 1 / scale):
+                return True
+    return False
 
 
 def _accumulates(trace, a, b, steps):
@@ -167,7 +209,7 @@ def zero_grad_missing(trace):
             name = sorted(stale)[0]
             return error(
                 f"The gradients of {len(stale)} parameters are never cleared between two steps: every backward adds to those "
-                "of all steps before.",
+                f"of all steps before{', which unscale_ has divided by the scale' if trace.scaled else ''}.",
                 f"{name}: {second.line}",
                 "optimizer.zero_grad()   # before the backward of every step",
                 parameters=len(stale),
@@ -228,8 +270,10 @@ def scaler_rebuilt(trace):
 @rule
 def scaler_not_saved(trace):
     models, optimizers = trace.calls("model.state_dict"), trace.calls("optimizer.state_dict")
-    if models and optimizers and trace.scaled and not trace.calls("scaler.state_dict"):
-        saved = trace.calls("save")
+    saved = trace.calls("save")
+    whole = [c for c in saved if c.facts["whole"]]
+    kept = trace.calls("scaler.state_dict") and (not whole or any(c.facts["scaler"] for c in saved))
+    if models and optimizers and trace.scaled and not kept:
         return warning(
             "The checkpoint holds the model and the optimizer but not the scaler: a resumed run starts at another scale and "
             "count, skips other steps and is another run.",

@@ -9,6 +9,7 @@ _MASKS = {"where", "add", "sub", "mul", "to", "masked_fill", "maximum", "minimum
 _SQUARES = {"mul", "pow", "square", "var", "naive_half_sum", "sum", "mean"}
 _ROOTS = {"sqrt", "rsqrt", "pow", "std"}
 _SUMS = {"sum", "naive_half_sum"}
+_FACTORS = {"linear", "matmul", "mm", "bmm", "mv", "einsum", "conv1d", "conv2d"}
 _NEED_EPS = {"div", "reciprocal", "sqrt", "rsqrt", "log"}
 
 
@@ -23,7 +24,21 @@ def _spoilt(trace):
 
 def mask_runs(trace):
     """The half ops that made -inf, or inf to be subtracted, where one operand is a large constant."""
-    return [run for run in _spoilt(trace) if run.op in _MASKS and run.output.half and _masked(run)]
+    runs = [run for run in _spoilt(trace) if run.op in _MASKS and run.output.half]
+    return [run for run in runs if (_masked(run) or _masked_before(run)) and not _multiplied(trace, run)]
+
+
+def _multiplied(trace, run):
+    """Whether it is multiplied: data, and no mask, which a fused attention and baddbmm take too."""
+    return any(r.op in _FACTORS and run.output in r.inputs for r in trace.ops)
+
+
+def _masked_before(run):
+    """Whether a cast made -inf of scores to which a mask had been added in a wider format, as by scores += mask."""
+    made = run.tensors[0].source if run.op == "to" and run.tensors else None
+    if made is None or made.op not in _MASKS or run.spoilt.kind != "-inf":
+        return False
+    return any(not v.recorded and 65504 < v.largest < math.inf for v in made.inputs)
 
 
 def _masked(run):
@@ -43,7 +58,7 @@ def _masked(run):
 
 @rule
 def mask_overflows(trace):
-    if trace.fails_with("RuntimeError", "masked_fill: ") and "float16" in trace.error.text:
+    if trace.fails_with("RuntimeError", "can't be held by float16"):
         return error(
             f"A mask constant does not fit float16: {trace.error.text}",
             trace.error.line,
@@ -67,7 +82,7 @@ def mask_overflows(trace):
         added = _given_mask(softmax)
         if added is not None:
             return error(
-                "A mask that holds -inf in float16, where its constant left the range or was -inf from the start, is added to "
+                "A mask that holds -inf in float16, where its constant left the range or was -inf from the start, is put on "
                 "the scores: a row of nothing else reaches softmax and gives nan.",
                 added.line,
                 "scores.masked_fill(mask, float('-inf'))   # and no row all masked; or add the mask to scores.float()",
@@ -83,7 +98,7 @@ def _given_mask(softmax):
     if not math.isnan(softmax.output.largest) or not math.isinf(softmax.tensors[0].largest):
         return None
     for run in softmax.ancestors(stop=lambda r: r.is_product):
-        if run.op in ("add", "sub") and any(
+        if run.op in ("add", "sub", "index_put") and any(
             v.half and math.isinf(v.largest) and v.source is None and not v.recorded for v in run.tensors
         ):
             return run
@@ -112,7 +127,7 @@ def eps_rounds_to_zero(trace):
             ]
         if _adds_a_zero(trace, run):
             tiny = [0.0]
-        if tiny and not _second_moment(trace, run):
+        if tiny and not second_moment(trace, run):
             constant = f"The constant {tiny[0]:g}" if tiny[0] else f"A constant, made {f.name} beforehand,"
             return error(
                 f"{constant} is 0 in {f.name}: added to a zero it leaves 0, and what it should protect, a "
@@ -132,7 +147,7 @@ def _adds_a_zero(trace, run):
     return user is not None and (user.op != "div" or user.inputs[-1].source is run)
 
 
-def _second_moment(trace, run):
+def second_moment(trace, run):
     """Whether the sum is an optimizer's sqrt(v) + eps: without history, in a parameter's shape."""
     shapes = {p.shape for p in trace.parameters.values()}
     return (
@@ -157,19 +172,25 @@ def statistic_runs(trace):
 
 
 def _squared(run):
-    """Whether it squares a tensor, or adds up squares: by a product with itself too, as in einsum('bi,bi->b', x, x)."""
-    if run.op == "mul" or run.is_product:
-        return len(run.tensors) == 2 and run.tensors[0] is run.tensors[1]
-    if run.op in ("pow", "square"):
-        return run.op == "square" or 2.0 in run.constants or run.attrs.get("exponent") == 2
+    """Whether it squares a tensor, or adds up squares."""
+    if run.op in ("mul", "pow", "square") or run.is_product:
+        return _is_square(run)
     return any(_squared(v.source) for v in run.tensors if v.source is not None)
 
 
+def _is_square(run):
+    """Whether it squares a tensor: by a product with itself too, as in einsum('bi,bi->b', x, x)."""
+    if run.op == "mul" or run.is_product:
+        return len(run.tensors) == 2 and run.tensors[0] is run.tensors[1]
+    return run.op == "square" or run.op == "pow" and (2.0 in run.constants or run.attrs.get("exponent") == 2)
+
+
 def _rooted(trace, run):
-    """Whether a root is taken of what comes from `run`, within the next ops."""
-    return any(
-        r.op in _ROOTS and run in r.ancestors(limit=12) for r in trace.ops if 0 < r.index - run.index <= 40
-    )
+    """Whether a root is taken of what comes from `run`, soon and before it is squared again, on the way to a gradient."""
+    later = [r for r in trace.ops if 0 < r.index - run.index <= 40]
+    users = [r for r in later if run in r.ancestors(lambda a: a is not run and _is_square(a), limit=12)]
+    recorded = run.inside("Function.apply") or any(r.output.recorded for r in [run, *users])
+    return recorded and any(r.op in _ROOTS and not _is_square(r) for r in users)
 
 
 @rule
@@ -236,9 +257,10 @@ def forward_overflow(trace):
         if run in known or run.spoilt.kind == "nan" and run.op == "log":
             continue
         if run.output.half and (run.output.recorded or _used(trace, run)) or _reaches_a_loss(trace, run):
+            how = "leaves the format's range" if run.spoilt.kind != "nan" else "is undefined there"
             return error(
                 f"{run.op} makes {run.spoilt.count} of {run.output.size} values {run.spoilt.kind} of finite input, in "
-                f"{run.output.dtype}: the forward itself leaves the format's range, and no loss scale cures that.",
+                f"{run.output.dtype}: the forward itself {how}, and no loss scale cures that.",
                 run.line,
                 "with autocast(enabled=False): ...x.float()...   # this op in float32; or scale its input down",
                 largest_input=max((v.largest for v in run.inputs), default=0.0),

@@ -2,7 +2,7 @@
 
 from minamp.autocast import custom_fwd
 from minamp.clinic.rules.base import error, rule, short, warning
-from minamp.formats import float32
+from minamp.formats import float32, float64
 
 
 @rule
@@ -22,7 +22,7 @@ def backward_in_autocast(trace):
 def autocast_covers_nothing(trace):
     regions = [c for c in trace.calls("autocast") if c.facts["enabled"]]
     products = [run for run in trace.ops if run.is_product and run.output.recorded]
-    single = [run for run in products if run.output.dtype == float32]
+    single = [run for run in products if run.output.dtype in (float32, float64)]
     if not (regions or trace.scaled) or not single or any(run.output.half for run in products):
         return None
     what = (
@@ -31,10 +31,12 @@ def autocast_covers_nothing(trace):
         else "A GradScaler scales the loss, but no autocast region covers a"
     )
     return error(
-        f"{what} matmul or convolution: all {len(single)} of them ran in float32, so nothing is faster or smaller.",
+        f"{what} matmul or convolution: all {len(single)} of them ran in {single[0].output.dtype}, so nothing is faster or "
+        "smaller.",
         single[0].line,
-        "with autocast(): loss = loss_fn(model(x), y)   # the model's call belongs inside",
-        float32_products=len(single),
+        "with autocast(): loss = loss_fn(model(x), y)   # the model's call belongs inside"
+        + ("; float64 is never cast: model.float()" if single[0].output.dtype == float64 else ""),
+        wide_products=len(single),
         half_products=0,
     )
 
@@ -58,6 +60,8 @@ def op_without_policy(trace):
             continue
         inner = [run for run in trace.ops if run.within is call and run.region is not None]
         listed = [run for run in inner if run.policy not in ("not listed", "Function")]
+        if any(c.inside("backward") for c in trace.calls("autocast")):
+            continue  # its backward opens the region that it needs
         failed = trace.error is not None and trace.error.function is kind
         if listed or failed:
             return error(

@@ -63,23 +63,39 @@ def _weighted(run):
     return run.op == "div" and len(run.tensors) > 1 and _over_its_sum(run, through)
 
 
+def _picked(run):
+    """e[i] / sum(e), with e = exp(x): one probability, as in a contrastive loss."""
+    return (
+        run.op == "div" and len(run.tensors) > 1 and _over_its_sum(run, {"reshape", "to", "index", "gather"})
+    )
+
+
 def _over_its_sum(run, through):
     """Whether an exponential, taken through those ops, is divided by its own sum."""
-    exponential = _source(run.tensors[0], {"exp"}, through)
-    total = _source(run.tensors[1], _SUMS, {"reciprocal", "reshape", "expand", "to", "add", "div"})
+    exponential = _source(run.tensors[0], _is_exponential, through)
+    total = _source(run.tensors[1], _is_sum, {"reciprocal", "reshape", "expand", "to", "add", "div"})
     return exponential is not None and total is not None and exponential in {total, *total.ancestors()}
 
 
 def _logarithm_of_sum(run):
     """log(sum(exp(x))), of which log_softmax and cross entropy by hand are made."""
-    total = _source(run.tensors[0], _SUMS, {"reshape", "to"}) if run.op == "log" and run.tensors else None
-    return total is not None and _source(total.tensors[0], {"exp"}, {"reshape", "to"}) is not None
+    total = _source(run.tensors[0], _is_sum, {"reshape", "to"}) if run.op == "log" and run.tensors else None
+    return total is not None and _source(total.tensors[0], _is_exponential, {"reshape", "to"}) is not None
 
 
-def _source(value, ops, passes):
-    """The op of one of those names that a value comes from, through ops in `passes`."""
+def _is_exponential(run):
+    """exp(x), exp2(x), or a number to the power x."""
+    return run.op in ("exp", "exp2") or run.op == "pow" and run.inputs[0].dtype is None
+
+
+def _is_sum(run):
+    return run.op in _SUMS
+
+
+def _source(value, wanted, passes):
+    """The op for which wanted(op) holds that a value comes from, through ops in `passes`."""
     run = value.source
-    while run is not None and run.op not in ops:
+    while run is not None and not wanted(run):
         if run.op not in passes or not run.tensors:
             return None
         run = run.tensors[0].source
@@ -107,15 +123,14 @@ def softmax_in_half(trace):
 @rule
 def log_of_softmax(trace):
     for run in trace.ops:
-        if run.op not in ("log", "log2", "log10", "log1p") or not run.tensors:
+        if run.op not in ("log", "log2", "log10", "log1p") or not run.output.recorded:
             continue
-        value = run.tensors[0]
-        while value.source is not None and value.source.op in _PASSES and not _is_softmax(value.source):
-            value = max(value.source.tensors, key=lambda v: v.recorded, default=value.source.output)
-            if value.source is None:
-                break
-        made = value.source
-        if made is not None and (made.op in SOFTMAX or _by_hand(made)):
+        made = run.tensors[0].source
+        while made is not None and made.op in _PASSES and not _is_softmax(made) and not _picked(made):
+            value = max(made.tensors, key=lambda v: v.recorded)
+            # 1 - p is no probability that log_softmax could give
+            made = None if made.op == "sub" and value is not made.inputs[0] else value.source
+        if made is not None and (made.op in SOFTMAX or _by_hand(made) or _picked(made)):
             return warning(
                 "The logarithm of a softmax: a probability that has become 0 gives -inf, and its gradient nan. log_softmax "
                 "never forms the probability.",
@@ -145,6 +160,8 @@ def widened_by_scalar(trace):
         out = run.output
         graph = [v for v in run.tensors if v.recorded and v.floating and v.dtype != out.dtype]
         added = [v for v in run.tensors if not v.recorded and v.dtype == out.dtype]
+        # zeros are the first state of a recurrent cell, which is half from the second on
+        added = [v for v in added if v.largest != 0 or v.shape != out.shape]
         if run.op == "to" or not graph or not added:
             continue
         wide = out.dtype == float64 and any(v.shape for v in added)

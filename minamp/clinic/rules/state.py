@@ -1,10 +1,12 @@
 """State in half: weights, what an optimizer keeps, running statistics."""
 
 from minamp.clinic.rules.base import error, rule, short
+from minamp.clinic.rules.overflow import second_moment
 from minamp.clinic.trace import state_shapes
-from minamp.formats import float16
+from minamp.formats import float16, format_of
 
 SWAMPED = 0.5  # of the weights that have a gradient
+FLUSH = format_of(float16).flush
 
 
 @rule
@@ -56,6 +58,9 @@ def adam_in_half(trace):
             and any(c.index < run.index and c.step == run.step for c in trace.calls("backward"))
         ):
             return _adam(run.line, str(run.output.dtype), run.tensors[0].largest)
+        if run.op == "add" and run.output.dtype == float16 and second_moment(trace, run):
+            if any(0 < c <= FLUSH for c in run.constants):
+                return _adam(run.line, str(run.output.dtype), None)
     if trace.half_state:
         where, dtype = trace.half_state[0]
         return _adam(where, str(dtype), None)
@@ -64,8 +69,8 @@ def adam_in_half(trace):
 def _adam(where, dtype, largest):
     evidence = {} if largest is None else {"largest_second_moment": largest}
     return error(
-        f"Adam's second moment is kept in {dtype}: in float16 the squares of gradients below 2.4e-4 are 0 and eps = 1e-8 is 0 "
-        "too, so that the step divides by 0.",
+        f"Adam's second moment, or its root, is in {dtype}: in float16 the squares of gradients below 2.4e-4 are 0 and an eps "
+        "of 1e-8 is 0 too, so that the step divides by 0.",
         where,
         "optim.Adam(model.parameters(), lr=lr, master_weights=True)   # keeps moments and eps in float32",
         dtype=dtype,
