@@ -450,6 +450,98 @@ def a_float32_mask_added_in_place():
     return Masked().parts()
 
 
+class Attending(AttentionTrainer):
+    """Attention with `mask` and `weights` of its own."""
+
+    def network(self):
+        mask, weights = self.mask, self.weights
+
+        class Attention(super().network().__class__):
+            def weights(self, scores):
+                return weights(mask(scores))
+
+        return Attention()
+
+    def mask(self, scores):
+        return scores
+
+    def weights(self, scores):
+        return F.softmax(scores, dim=-1)
+
+
+@broken("mask_overflows")
+def zeros_and_ones_times_a_half_infinity():
+    keep, huge = minamp.tril(minamp.ones(28, 28)).half(), minamp.tensor(-1e9).half()
+
+    class Masked(Attending):
+        def mask(self, scores):
+            return scores + (1 - keep) * huge
+
+    return Masked().parts()
+
+
+@broken("mask_overflows")
+def a_mask_with_its_constant_in_alpha():
+    away = minamp.zeros(1, 28)
+    away[:, 22:] = 1.0
+
+    class Masked(Attending):
+        def mask(self, scores):
+            return scores.sub(away.half(), alpha=1e5)
+
+    return Masked().parts()
+
+
+@broken("softmax_in_half")
+def an_exponential_in_place_in_the_region():
+    class Masked(Attending):
+        def weights(self, scores):
+            e = scores.exp_()  # in place nothing is cast
+            return e / e.sum(dim=-1, keepdim=True)
+
+    return Masked().parts()
+
+
+class HalfSoftmax(Function):
+    @staticmethod
+    @minamp.custom_fwd(device_type="cuda", cast_inputs=float16)
+    def forward(ctx, s):
+        e = (s - s.amax(dim=-1, keepdim=True)).exp()
+        p = e / e.sum(dim=-1, keepdim=True)
+        ctx.save_for_backward(p)
+        return p
+
+    @staticmethod
+    @minamp.custom_bwd(device_type="cuda")
+    def backward(ctx, g):
+        (p,) = ctx.saved_tensors
+        return p * (g - (g * p).sum(dim=-1, keepdim=True))
+
+
+@broken("softmax_in_half")
+def a_softmax_inside_a_function():
+    class Masked(Attending):
+        def weights(self, scores):
+            return HalfSoftmax.apply(scores)
+
+    return Masked().parts()
+
+
+@broken("eps_rounds_to_zero")
+def an_eps_made_by_full_like():
+    class Scaled(T):
+        def network(self):
+            return nn.ModuleList([nn.Linear(784, 32), nn.Linear(32, 10)])
+
+        def forward(self):
+            with autocast():
+                h = F.relu(self.model[0](self.x))
+                s = h.std(dim=1, keepdim=True)
+                return F.cross_entropy(self.model[1](h / (s + minamp.full_like(s, 1e-8))), self.y)
+
+    return Scaled().parts()
+
+
 @broken("forward_overflow")
 def raw_features():
     class Raw(T):

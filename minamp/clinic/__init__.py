@@ -24,7 +24,8 @@ def doctor(step, model=None, optimizer=None, scaler=None):
     cause before its consequences, empty for a healthy step; print it, or take report.to_json(). report.advice says what one
     step in float32 tells about scale and formats.
 
-    The step runs twice, as it is and in float32; up to five times where something is not finite or float32 fails.
+    The step runs twice, as it is and in float32; three to five times where something is not finite, float32 fails, or the
+    second call is not the first again, as in turns. What happens in a later call only is not seen.
     Model, optimizer, scaler, gradients, random generators and all that the step reaches through its closure, its object and
     its globals are put back, also when it raises. What can't be put back: iterators (a data loader is some batches
     further), files, prints. An error that the doctor knows becomes a finding, any other is raised again. TypeError for an

@@ -51,9 +51,14 @@ def _masked(run):
         if places is None or v.recorded:
             continue
         low, high = places
-        if low == high and abs(low) >= 1e4:
+        if low == high and abs(low * run.attrs.get("alpha", 1)) >= 1e4:
             return True
     return False
+
+
+def _infinite_constant(run):
+    """Whether one of its operands is a half constant with an infinity, made elsewhere."""
+    return any(v.half and math.isinf(v.largest) and v.source is None and not v.recorded for v in run.tensors)
 
 
 @rule
@@ -79,16 +84,24 @@ def mask_overflows(trace):
             values=run.spoilt.count,
         )
     for softmax in trace.ops:
-        added = _given_mask(softmax)
+        added = _given_mask(softmax) or _times_infinity(softmax)
         if added is not None:
             return error(
                 "A mask that holds -inf in float16, where its constant left the range or was -inf from the start, is put on "
-                "the scores: a row of nothing else reaches softmax and gives nan.",
+                "the scores: a row of nothing else gives nan in softmax, and so does 0 times it.",
                 added.line,
                 "scores.masked_fill(mask, float('-inf'))   # and no row all masked; or add the mask to scores.float()",
                 limit=-65504.0,
                 rows=softmax.output.size // max(softmax.output.shape[-1], 1),
             )
+
+
+def _times_infinity(softmax):
+    """The op that multiplied the mask of a softmax by a half infinity: 0 * inf is nan."""
+    if softmax.op not in ("softmax", "log_softmax"):
+        return None
+    multiplied = (r for r in softmax.ancestors(stop=lambda r: r.is_product) if r.op == "mul")
+    return next((r for r in multiplied if math.isnan(r.output.largest) and _infinite_constant(r)), None)
 
 
 def _given_mask(softmax):
@@ -98,9 +111,7 @@ def _given_mask(softmax):
     if not math.isnan(softmax.output.largest) or not math.isinf(softmax.tensors[0].largest):
         return None
     for run in softmax.ancestors(stop=lambda r: r.is_product):
-        if run.op in ("add", "sub", "index_put") and any(
-            v.half and math.isinf(v.largest) and v.source is None and not v.recorded for v in run.tensors
-        ):
+        if run.op in ("add", "sub", "index_put") and _infinite_constant(run):
             return run
     return None
 
@@ -140,8 +151,12 @@ def eps_rounds_to_zero(trace):
 
 
 def _adds_a_zero(trace, run):
-    """Whether a one-element half tensor that is 0 is added to what is then divided by, or put under a root or logarithm."""
-    if run.op not in ("add", "maximum") or not any(v.half and v.constant == 0 for v in run.tensors):
+    """Whether a half constant that is 0 is added to what is then divided by, or put under a root or logarithm."""
+    zeros = [v for v in run.tensors if v.half and v.largest == 0 and not v.recorded]
+    made = [
+        v for v in zeros if v.size == 1 or v.source is None or v.source.op == "to"
+    ]  # full_like makes it by a cast
+    if run.op not in ("add", "maximum") or not made:
         return False
     user = feeds(trace, run, _NEED_EPS)
     return user is not None and (user.op != "div" or user.inputs[-1].source is run)

@@ -43,9 +43,8 @@ def _under_the_loss(value):
 
 def softmax_runs(trace):
     """The ops that compute a softmax, or the logarithm of one, in float16, on the way to a gradient."""
-    return [
-        run for run in trace.ops if _is_softmax(run) and run.output.dtype == float16 and run.output.recorded
-    ]
+    on_the_way = [r for r in trace.ops if r.output.recorded or r.inside("Function.apply")]
+    return [r for r in on_the_way if _is_softmax(r) and (r.output.dtype == float16 or _half_exponential(r))]
 
 
 def _is_softmax(run):
@@ -61,6 +60,12 @@ def _weighted(run):
     """(e @ v) / sum(e), with e = exp(x): attention that divides at its end."""
     through = {"reshape", "to", "permute", "transpose", "matmul", "bmm", "mm"}
     return run.op == "div" and len(run.tensors) > 1 and _over_its_sum(run, through)
+
+
+def _half_exponential(run):
+    """Whether it divides exponentials that are half, as exp_() leaves them in an autocast region."""
+    made = run.tensors[0].source if run.op == "div" else None
+    return made is not None and _is_exponential(made) and made.output.dtype == float16
 
 
 def _picked(run):
