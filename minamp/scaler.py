@@ -404,7 +404,7 @@ class GradScaler:
         if self._scale is not None:
             self._put(scale, tracker)
 
-    @announced("scaler.state_dict")
+    @announced("scaler.state_dict")  # a pickle saves it too
     def __getstate__(self):
         state = self.__dict__.copy()
         if self._enabled:
