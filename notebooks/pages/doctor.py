@@ -14,28 +14,28 @@ GALLERY = PAGE.parents[2] / "tests" / "gallery"
 SEEN = {
     "half_parameters_with_scaler": "float16 weights without a master under a scaled loss; or `unscale_` refuses",
     "loss_in_half": "the tensor that backward starts from, before the scale is multiplied in, is float16",
-    "softmax_in_half": "a softmax, log_softmax, logsumexp or `e / e.sum()` whose result is float16 and leads to a gradient",
-    "log_of_softmax": "a logarithm whose argument comes from a softmax, in any format",
+    "softmax_in_half": "a softmax, log_softmax, logsumexp or `e / e.sum()` that is float16, or whose `e` is, before a gradient",
+    "log_of_softmax": "a logarithm with a gradient whose argument comes from a softmax, in any format",
     "mask_overflows": "a large negative constant is added or filled in and -inf comes out in half; or `masked_fill` refuses it",
     "eps_rounds_to_zero": "a constant that is not 0, but at most half the smallest number of the half format that it is used in",
-    "layer_norm_overflows": "a square or a sum of squares turns infinite in half, and a root is taken of what comes from it",
+    "layer_norm_overflows": "a square or a sum of squares turns infinite in half, and a root before a gradient is taken of it",
     "mean_of_too_many": "a float16 sum that is divided afterwards and is infinite or has more than 65504 terms",
     "backward_in_autocast": "the region that is open when backward is called",
-    "autocast_covers_nothing": "there is a region or a scaler, and every matmul and convolution of the training ran in float32",
-    "clip_before_unscale": "nothing has divided the gradients by the scale before the clipping; or `unscale_` follows step",
+    "autocast_covers_nothing": "there is a region or a scaler, and no matmul or convolution of the training ran in half",
+    "clip_before_unscale": "nothing has divided all gradients, or the limit, by the scale before the clipping; or `unscale_` is late",
     "clip_value_hides_overflow": "the same, and gradients that were infinite before the clipping are finite after it",
-    "raw_optimizer_step": "`optimizer.step` runs outside `scaler.step` on gradients of a scaled loss",
+    "raw_optimizer_step": "`optimizer.step` outside `scaler.step`, or a descent by hand, uses gradients of a scaled loss",
     "update_forgotten": "`scaler.step` is called and `scaler.update` is not",
     "update_repeated": "two updates in one step of the loop, for different optimizers or with nothing between them",
-    "unscale_every_micro_batch": "a second `unscale_` after a backward that added to gradients, with no step between",
+    "unscale_every_micro_batch": "a second `unscale_`, or division by the scale, after a backward that added to gradients",
     "zero_grad_missing": "at a second step the gradients of the first are still there, and backward has added to them",
     "scaler_rebuilt": "scalers are made in more than one of the observed steps",
-    "scaler_not_saved": "model and optimizer are asked for their state, the scaler is not",
+    "scaler_not_saved": "model and optimizer are asked for their state, the scaler is not, or its state is not in the file",
     "gradients_flushed": "the share of float32 gradients that float16 flushes at the present scale, and at a better one",
     "forward_overflow": "an op gave inf or nan of finite inputs on the way to a loss, and no rule above knows why",
     "updates_swamped": "most half weights with a gradient have the same bits after the update",
-    "adam_in_half": "a root is taken of a half tensor of a weight's shape after backward, or an optimizer keeps one in its state",
-    "scale_pinned": "the scale falls in every step, or stands at its floor or ceiling, against what float32 gradients allow",
+    "adam_in_half": "after backward a half root, or half root + eps, of a weight's shape; or an optimizer keeps half moments",
+    "scale_pinned": "the scale falls in every step, is put back after a skip, or stands at a floor or ceiling that is in the way",
     "op_without_policy": "an `autograd.Function` runs in a region, without `custom_fwd` or `custom_bwd`, and its ops are cast",
     "batchnorm_nan": "the buffers `running_mean` and `running_var` hold inf or nan before the first step",
     "widened_by_scalar": "an array of a wider format, without a gradient, meets a tensor of the network and widens what follows",
@@ -46,8 +46,8 @@ HEAD = """# What the doctor finds
 Made from the rules and the gallery of broken scripts by `python notebooks/pages/doctor.py`; a test fails if they differ.
 The course's notebook 8 uses the doctor on a detector.
 
-`minamp.doctor(step, model=model, optimizer=optimizer, scaler=scaler)` runs `step` a few times as it is and once with autocast
-switched off, puts everything back, and returns a list of findings, the cause before its consequences. A finding has a `code`,
+`minamp.doctor(step, model=model, optimizer=optimizer, scaler=scaler)` runs `step` once as it is and once with autocast switched
+off, and more often where that leaves a question, puts everything back, and returns a list of findings, the cause before its consequences. A finding has a `code`,
 a `severity`, `what`, `where`, `evidence` and a `repair`. An *error* makes training wrong or stops it; a *warning* makes it worse
 than it could be. **An empty list** means that in these steps nothing was done that is known to go wrong. It does not mean that
 the network learns, nor that other batches can't overflow.
