@@ -22,7 +22,7 @@ SEEN = {
     "mean_of_too_many": "a float16 sum that is divided afterwards and is infinite or has more than 65504 terms",
     "backward_in_autocast": "the region that is open when backward is called",
     "autocast_covers_nothing": "there is a region or a scaler, and no matmul or convolution of the training ran in half",
-    "clip_before_unscale": "nothing has divided all gradients, or the limit, by the scale before the clipping; or `unscale_` is late",
+    "clip_before_unscale": "nothing has divided all gradients, or the limit, by the scale before clipping; or `unscale_` is late",
     "clip_value_hides_overflow": "the same, and gradients that were infinite before the clipping are finite after it",
     "raw_optimizer_step": "`optimizer.step` outside `scaler.step`, or a descent by hand, uses gradients of a scaled loss",
     "update_forgotten": "`scaler.step` is called and `scaler.update` is not",
@@ -47,10 +47,10 @@ Made from the rules and the gallery of broken scripts by `python notebooks/pages
 The course's notebook 8 uses the doctor on a detector.
 
 `minamp.doctor(step, model=model, optimizer=optimizer, scaler=scaler)` runs `step` once as it is and once with autocast switched
-off, and more often where that leaves a question, puts everything back, and returns a list of findings, the cause before its consequences. A finding has a `code`,
-a `severity`, `what`, `where`, `evidence` and a `repair`. An *error* makes training wrong or stops it; a *warning* makes it worse
-than it could be. **An empty list** means that in these steps nothing was done that is known to go wrong. It does not mean that
-the network learns, nor that other batches can't overflow.
+off, and more often where that leaves a question, puts everything back, and returns a list of findings, the cause before its
+consequences. A finding has a `code`, a `severity`, `what`, `where`, `evidence` and a `repair`. An *error* makes training wrong or
+stops it; a *warning* makes it worse than it could be. **An empty list** means that in these steps nothing was done that is known
+to go wrong. It does not mean that the network learns, nor that other batches can't overflow.
 
 Meaning, severity and repair are what the doctor says of the script named in each section: broken on purpose, with its repaired
 twin beside it. Numbers in the text are that script's.
