@@ -149,6 +149,78 @@ def descent_by_hand_with_the_scale_in_the_rate():
     return Folded().parts()
 
 
+def generator_first(handed):
+    """Each zero_grad stands before its own backward; the discriminator's gradients are added to and cleared unused."""
+    x, _ = digits(32)
+    g, d = mlp(16, 32, 784), mlp(784, 32, 1)
+    optimizers = [optim.Adam(net.parameters(), lr=1e-3) for net in (g, d)]
+    scaler, one, zero = GradScaler(), minamp.ones(32, 1), minamp.zeros(32, 1)
+    loss_of = F.binary_cross_entropy_with_logits
+
+    def step():
+        optimizers[0].zero_grad()
+        with autocast():
+            fake = g(minamp.randn(32, 16)).sigmoid()
+            loss = loss_of(d(fake), one)
+        scaler.scale(loss).backward()
+        scaler.step(optimizers[0])
+        optimizers[1].zero_grad()
+        with autocast():
+            loss = loss_of(d(x), one) + loss_of(d(fake.detach()), zero)
+        scaler.scale(loss).backward()
+        scaler.step(optimizers[1])
+        scaler.update()
+        return loss.item()
+
+    return dict(step=step, model=[g, d], optimizer=[optimizers[i] for i in handed], scaler=scaler)
+
+
+@healthy
+def a_generator_first():
+    return generator_first([0, 1])
+
+
+@healthy
+def a_generator_first_whose_optimizer_alone_is_handed_over():
+    return generator_first([0])
+
+
+def with_centres(second_step):
+    """A loss with weights and an optimizer of its own, neither of which is handed over."""
+    x, y = digits(32)
+    encoder, head, centres = nn.Linear(784, 32), nn.Linear(32, 10), nn.Linear(32, 10)
+    model = nn.ModuleList([encoder, head])
+    optimizer, other, scaler = (
+        optim.SGD(model.parameters(), lr=0.1),
+        optim.SGD(centres.parameters(), lr=0.5),
+        GradScaler(),
+    )
+
+    def step():
+        optimizer.zero_grad()
+        other.zero_grad()
+        with autocast():
+            h = encoder(x).relu()
+            loss = F.cross_entropy(head(h), y) + 0.1 * F.cross_entropy(centres(h), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        second_step(scaler, other)
+        scaler.update()
+        return loss.item()
+
+    return dict(step=step, model=model, optimizer=optimizer, scaler=scaler)
+
+
+@healthy
+def a_second_optimizer_that_is_not_handed_over():
+    return with_centres(lambda scaler, other: scaler.step(other))
+
+
+@broken("raw_optimizer_step")
+def a_second_optimizer_that_steps_past_the_scaler():
+    return with_centres(lambda scaler, other: other.step())
+
+
 @healthy
 def gradients_that_are_views_of_one_buffer():
     class Flat(T):
@@ -199,6 +271,28 @@ def a_norm_over_the_scale():
             norm = sum(float(p.grad.square().sum()) for p in ps) ** 0.5 / self.scaler.get_scale()
             for p in ps:
                 p.grad.mul_(min(1.0, 0.5 / norm))
+
+    return Limit().parts()
+
+
+@healthy
+def a_limit_for_each_gradient_times_the_scale():
+    class Limit(T):
+        def before_step(self):
+            limit = 0.1 * self.scaler.get_scale()
+            for p in self.model.parameters():
+                p.grad.mul_(min(1.0, limit / float(p.grad.norm())))
+
+    return Limit().parts()
+
+
+@healthy
+def values_clamped_at_a_limit_times_the_scale():
+    class Limit(T):
+        def before_step(self):
+            limit = 0.01 * self.scaler.get_scale()
+            for p in self.model.parameters():
+                p.grad.clamp_(-limit, limit)
 
     return Limit().parts()
 
@@ -607,6 +701,32 @@ def a_recurrent_state_of_zeros():
                 return F.cross_entropy(out(h), self.y)
 
     return Cell().parts()
+
+
+@healthy
+def the_input_added_to_what_is_made_of_it():
+    class Residual(AttentionTrainer):
+        def network(self):
+            return nn.ModuleList([nn.Linear(28, 28), nn.Linear(28, 28), nn.Linear(28, 10)])
+
+        def forward(self):
+            a, b, head = self.model[0], self.model[1], self.model[2]
+            with autocast():
+                return F.cross_entropy(head((self.x + b(a(self.x).relu())).mean(1)), self.y)
+
+    return Residual().parts()
+
+
+@healthy
+def a_float32_bias_on_the_way_to_a_softmax():
+    bias = minamp.tensor(-0.1 * np.abs(np.subtract.outer(np.arange(28), np.arange(28))).astype(np.float32))
+    future = minamp.ones(28, 28).triu(1).bool()
+
+    class Biased(Attending):
+        def mask(self, scores):
+            return (scores + bias).masked_fill(future, float("-inf"))
+
+    return Biased().parts()
 
 
 @broken("autocast_covers_nothing")

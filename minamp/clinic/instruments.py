@@ -80,6 +80,10 @@ class Calls:
         outer = self.current
         if outer is not None and (outer.name, outer.owner) == (name, id(owner)):
             return None  # super().step(), a nested list in scale()
+        if name in ("scaler.step", "scaler.unscale_"):
+            self._adopt(arguments["optimizer"])
+        elif name.startswith("optimizer."):
+            self._adopt(owner)
         region = autocast_state.dtype if autocast_state.enabled else None
         before = self.gradients() if name in WRITE_GRADIENTS else {}
         call = Call(len(self.trace.events), self.step, name, id(owner), user_line(), region, outer, before)
@@ -88,9 +92,6 @@ class Calls:
         self.trace.add(call)
         if name in ("scaler.step", "scaler.unscale_"):
             call.facts["optimizer"] = id(arguments["optimizer"])
-            self._replaced += _announce(
-                [arguments["optimizer"]], "optimizer"
-            )  # perhaps one that we were not given
         elif name == "scaler.update":
             floor = getattr(owner, "_min_scale", -math.inf)
             call.facts.update(scale=owner.get_scale(), new_scale=arguments["new_scale"], floor=floor)
@@ -121,6 +122,13 @@ class Calls:
             if isinstance(owner, list | tuple):
                 call.facts["names"] = [self.patient.names.get(id(p)) for p in owner]
         return call
+
+    def _adopt(self, optimizer):
+        """Take in an optimizer that nobody has handed over."""
+        if self.patient.adopt(optimizer):
+            self._held[id(optimizer)] = optimizer
+            self._replaced += _announce([optimizer], "optimizer")
+            self.trace.parameters.update(self.patient.describe())
 
     def _end(self, call):
         call.after = self.gradients() if call.name in WRITE_GRADIENTS else call.before

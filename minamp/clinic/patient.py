@@ -41,17 +41,26 @@ class Patient:
             for name, p in m.named_parameters():
                 self.parameters[self._path(i, name)] = p
         self.names = {id(p): name for name, p in self.parameters.items()}
-        for i, p in enumerate(p for o in self.optimizers for g in _groups(o) for p in g["params"]):
-            if id(p) not in self.names:
-                self.names[id(p)] = f"parameter {i}"
-                self.parameters[f"parameter {i}"] = p
+        self.rounding = {}  # id of a parameter -> (id of its optimizer, how that brings an update back into a half weight)
+        for o in self.optimizers:
+            self._enter(o)
 
-        self.rounding = {  # id of a parameter -> (id of its optimizer, how that brings an update back into a half weight)
-            id(p): (id(o), "master" if g.get("master_weights") else g.get("write_back", "nearest"))
-            for o in self.optimizers
-            for g in _groups(o)
-            for p in g["params"]
-        }
+    def _enter(self, optimizer):
+        for g in _groups(optimizer):
+            rule = "master" if g.get("master_weights") else g.get("write_back", "nearest")
+            for p in g["params"]:
+                self.rounding[id(p)] = id(optimizer), rule
+                if id(p) not in self.names:
+                    self.names[id(p)] = f"parameter {len(self.names)}"
+                    self.parameters[self.names[id(p)]] = p
+
+    def adopt(self, optimizer):
+        """Take in an optimizer that the step uses and that was not handed over; whether it is a new one."""
+        new = not any(optimizer is o for o in self.optimizers)
+        if new:
+            self.optimizers.append(optimizer)
+            self._enter(optimizer)
+        return new
 
     def _path(self, i, name):
         return name if len(self.models) == 1 else f"model[{i}].{name}"

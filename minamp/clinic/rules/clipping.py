@@ -115,7 +115,8 @@ def _clips_by_hand(trace):
         scale = scale_of(backward)[0]
         if not written or same_factor(backward.after, call.before, 1 / scale):
             continue
-        if _carries(math.hypot(*(g.length for g in call.before.values())), scale):
+        total = math.hypot(*(g.length for g in call.before.values()))
+        if _carries(total, scale) or _left(backward.after, call.before) > scale**-0.5:
             continue
         if limits:
             yield _by_hand(call, limits[0]), scale, backward.after, call.before
@@ -157,6 +158,12 @@ def _one_chosen(lengths):
 def _chosen(length):
     """Whether a length is a number that people write, such as 1 or 0.25: one among 600 is so by chance."""
     return 0 < length < math.inf and math.isclose(length, float(f"{length:.1e}"), rel_tol=_RIGHT)
+
+
+def _left(before, after):
+    """Which part of the largest gradient a clipping has left: about 1 / scale of what is still scaled, where the limit is not."""
+    was, now = (max((g.largest for g in x.values()), default=0.0) for x in (before, after))
+    return now / was if 0 < was < math.inf else 0.0
 
 
 def _carries(limit, scale):

@@ -275,8 +275,8 @@ def scaler_not_saved(trace):
     kept = trace.calls("scaler.state_dict") and (not whole or any(c.facts["scaler"] for c in saved))
     if models and optimizers and trace.scaled and not kept:
         return warning(
-            "The checkpoint holds the model and the optimizer but not the scaler: a resumed run starts at another scale and "
-            "count, skips other steps and is another run.",
+            "The state of the model and of the optimizer is taken but not the scaler's: a run resumed from a checkpoint of them "
+            "starts at another scale and count, skips other steps and is another run.",
             (saved or optimizers)[0].line,
             "checkpoint['scaler'] = scaler.state_dict()",
             checkpoints_seen=max(len(saved), 1),
