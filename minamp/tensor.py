@@ -268,7 +268,9 @@ class Tensor(Methods):
     def _keep_gradient(self, total):
         if isinstance(total, Tensor):
             self._grad = total
-        else:  # into the memory that is there: it may be a view of a flat buffer
+        elif not self._grad._is_view:
+            self._grad.data = total
+        else:  # perhaps of a flat buffer that holds all gradients
             self._grad._data[...] = total
             self._grad._version[0] += 1
 
