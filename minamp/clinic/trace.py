@@ -117,9 +117,8 @@ class Call:
     line: str
     region: np.dtype | None
     within: "Call | None"
-    before: dict = field(
-        default_factory=dict
-    )  # parameter name -> Gradient, of calls that may write gradients
+    # parameter name -> Gradient, for calls that may write gradients
+    before: dict = field(default_factory=dict)
     after: dict = field(default_factory=dict)
     facts: dict = field(default_factory=dict)
     depth: int = 0  # of autocast regions, also of those that are switched off
@@ -190,14 +189,12 @@ class Trace:
     @property
     def finite(self):
         """Whether nothing was raised, no op made inf or nan of finite inputs, and all gradients were finite."""
-        gradients = [
-            g
-            for calls in self._calls.values()
-            for c in calls
-            for g in (*c.before.values(), *c.after.values())
+        if self.error is not None or any(run.spoilt for run in self.ops):
+            return False
+        moments = [
+            gradients for calls in self._calls.values() for c in calls for gradients in (c.before, c.after)
         ]
-        spoilt = self.error is not None or any(run.spoilt for run in self.ops)
-        return not spoilt and all(math.isfinite(g.largest) for g in gradients)
+        return all(math.isfinite(g.largest) for gradients in moments for g in gradients.values())
 
     @property
     def repeats(self):

@@ -161,7 +161,7 @@ def _chosen(length):
 
 
 def _left(before, after):
-    """Which part of the largest gradient a clipping has left: about 1 / scale of what is still scaled, where the limit is not."""
+    """Which part of the largest gradient a clipping has left: about 1 / scale, where the gradient is scaled and the limit not."""
     was, now = (max((g.largest for g in x.values()), default=0.0) for x in (before, after))
     return now / was if 0 < was < math.inf else 0.0
 

@@ -153,9 +153,8 @@ def eps_rounds_to_zero(trace):
 def _adds_a_zero(trace, run):
     """Whether a half constant that is 0 is added to what is then divided by, or put under a root or logarithm."""
     zeros = [v for v in run.tensors if v.half and v.largest == 0 and not v.recorded]
-    made = [
-        v for v in zeros if v.size == 1 or v.source is None or v.source.op == "to"
-    ]  # full_like makes it by a cast
+    # full_like makes one by a cast
+    made = [v for v in zeros if v.size == 1 or v.source is None or v.source.op == "to"]
     if run.op not in ("add", "maximum") or not made:
         return False
     user = feeds(trace, run, _NEED_EPS)
