@@ -196,8 +196,7 @@ class Snapshot:
         if isinstance(attributes, dict):
             self._dict(attributes)
             found += [(f"{path}.{name}", v) for name, v in attributes.items()]
-        if not _library(type(x).__module__):
-            found += self._class(type(x))
+        found += self._class(type(x))
         names = [n for n in _slots(type(x)) if hasattr(x, n)]
         if names:
             self._attributes(x, names)
@@ -276,6 +275,7 @@ def _descriptor(x):
     return isinstance(x, types.FunctionType) or hasattr(type(x), "__get__")
 
 
+@functools.cache
 def _library(module):
     """Whether functions and classes of that module are no user's."""
     return _foreign(module) or (module or "").partition(".")[0] == "minamp"

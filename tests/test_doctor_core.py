@@ -20,7 +20,7 @@ from minamp.announce import listeners
 from minamp.autocast import state as autocast_state
 from minamp.clinic import advice
 from minamp.clinic.advice import LOW
-from minamp.clinic.instruments import Calls
+from minamp.clinic.calls import Calls
 from minamp.clinic.patient import Patient
 from minamp.clinic.report import Advice, Finding, Report
 from minamp.clinic.rules.base import CODES, RULES

@@ -4,6 +4,7 @@ import copy
 
 import numpy as np
 import pytest
+from gallery import loops
 from gallery.parts import Scripts, digits, mlp, told
 from gallery.variations import AttentionTrainer, Trainer
 
@@ -667,6 +668,10 @@ def buffers_of_nan_and_infinities_that_are_no_statistics():
 # ------------------------------------------------------------------------------------------------------------------ the tests
 
 
+BROKEN |= loops.BROKEN
+HEALTHY |= loops.HEALTHY
+
+
 def test_of_several_models_the_ill_one_is_named():
     models = [mlp(4, 4), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))]
     models[1][1].running_mean.fill_(float("inf"))
@@ -709,3 +714,17 @@ def test_what_is_healthy_goes_on_as_if_never_examined(name):
         weights = [t.numpy().tobytes() for m in models for t in m.state_dict().values()]
         ends.append((repr(losses), weights, repr(minamp.get_rng_state())))
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("name", loops.HEALTHY)
+def test_what_is_healthy_learns(name):
+    minamp.manual_seed(0)
+    it = loops.HEALTHY[name]()
+    losses = [it["step"]() for _ in range(5)]
+    assert np.isfinite(losses).all() and losses[-1] < losses[0]
+
+
+def test_what_is_undefined_does_not_leave_the_range():
+    x = minamp.zeros(4, 4).requires_grad_(True)
+    report = minamp.doctor(lambda: (x.half() / (x.half() * 0.0)).float().sum().backward())
+    assert "is undefined there" in report[0].what and "range" not in report[0].what

@@ -3,15 +3,13 @@
 import numpy as np
 import pytest
 from test_doctor import ILL, WELL
-from test_doctor_loops import BROKEN as MORE_ILL
-from test_doctor_loops import HEALTHY as MORE_WELL
 from test_doctor_scripts import BROKEN, HEALTHY
 
 import minamp
 from minamp.clinic.trace import Trace
 
-ALL = {f"{name}-well": build for scripts in (WELL, HEALTHY, MORE_WELL) for name, build in scripts.items()}
-ALL |= {name: build for scripts in (ILL, BROKEN, MORE_ILL) for name, (_, build) in scripts.items()}
+ALL = {f"{name}-well": build for scripts in (WELL, HEALTHY) for name, build in scripts.items()}
+ALL |= {name: build for scripts in (ILL, BROKEN) for name, (_, build) in scripts.items()}
 
 
 @pytest.mark.parametrize("before", [0, 1])

@@ -1,13 +1,14 @@
 """doctor: what is wrong with a mixed-precision training step, in words.
 
-Data flows one way: minamp/restore.py keeps the state safe, instruments.py record what the step does as plain facts (trace.py),
-the rules (rules/) turn facts into findings, report.py says them. advice.py looks at one step in float32.
+Data flows one way: minamp/restore.py keeps the state safe, calls.py and ops.py record what the step does as plain facts
+(trace.py), the rules (rules/) turn facts into findings, report.py says them. advice.py looks at one step in float32.
 """
 
 from minamp.autocast import without_autocast
 from minamp.clinic import advice, rules
 from minamp.clinic.advice import Reference
-from minamp.clinic.instruments import Backwards, Calls, Ops, error_of
+from minamp.clinic.calls import Backwards, Calls
+from minamp.clinic.ops import Ops, error_of
 from minamp.clinic.patient import Patient
 from minamp.clinic.report import Advice, Finding, Report
 from minamp.clinic.rules.base import scale_of
@@ -48,34 +49,44 @@ def doctor(step, model=None, optimizer=None, scaler=None):
     return Report(findings, advice.advice(trace), runs, error)
 
 
-def _examined(step, patient, before, reference=None):
+def _examined(step, patient, before):
+    """The Trace of two calls of the step, with a float32 run: that is the second call wherever it can stand for it."""
+    short = _noted(step, patient, before, in_float32=True)
+    if short.reference is None:
+        before.restore()
+        short.reference = _in_float32(step, short, patient)
+        return short
+    if rules.breaks_the_order(short.reference.error):
+        short.error = short.reference.error
+        return short
+    if short.reference.sound and short.repeats:
+        return short
+    before.restore()
+    long = _noted(step, patient, before, in_float32=False)
+    long.reference = short.reference
+    if short.reference.complete and not short.reference.sound:  # perhaps it would be where the step started
+        before.restore()
+        long.reference = _in_float32(step, long, patient)
+    return long
+
+
+def _noted(step, patient, before, in_float32):
     """The Trace of two calls of the step: what one leaves to the next shows in the second, such as a gradient or a scale.
 
-    Where the first call was all finite, the float32 run is the second. If that turns out to be no repetition of the first, or
-    not sound, both calls are made as they are; `reference` is what it has shown.
+    in_float32: where the first call was all finite, the second is made in float32.
     """
     trace, scale = Trace(parameters=patient.describe(), scaler_given=patient.scaled), patient.scale
     statistics = patient.ill_statistics()
     with Calls(trace, patient) as calls:
         _observe(step, calls)
-        brief = reference is None and trace.finite
         calls.step = 1
-        if brief:
+        if in_float32 and trace.finite:
             _go_on_in_float32(step, trace, patient, patient.scale / scale)
         elif trace.error is None:
             _observe(step, calls)
     trace.batch_norms = patient.still_ill(statistics)
     trace.scalers_made = {c.owner for c in trace.calls("scaler.scale") if not before.reached(c.owner)}
     trace.half_state = patient.half_state(before)
-    if brief and rules.breaks_the_order(trace.reference.error):
-        trace.error = trace.reference.error
-    elif brief and not (trace.reference.sound and trace.repeats):
-        before.restore()
-        return _examined(step, patient, before, trace.reference)
-    elif not brief:
-        before.restore()
-        again = reference is None or reference.error is None and not reference.sound
-        trace.reference = _in_float32(step, trace, patient) if again else reference
     return trace
 
 

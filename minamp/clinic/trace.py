@@ -1,7 +1,7 @@
 """Trace: what happened in a training step, as plain facts in their order. Nothing here judges; the rules do.
 
 Two kinds of events stand in `events`: `OpRun`, an op's forward, and `Call`, a call of something that belongs to the loop -
-backward, scaler.step, optimizer.step, zero_grad, clipping, saving. instruments.py records them.
+backward, scaler.step, optimizer.step, zero_grad, clipping, saving. calls.py and ops.py record them.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from minamp.clinic.rules import clipping, gradients, order, overflow, regions, softmax, state
+from minamp.clinic.rules import clipping, gradients, order, overflow, regions, softmax, state, widening
 from minamp.clinic.rules.base import CODES, RULES
 
 _FORWARD = (

@@ -109,6 +109,16 @@ def feeds(trace, run, ops):
     )
 
 
+def second_moment(trace, run):
+    """Whether the sum is an optimizer's sqrt(v) + eps: without history, in a parameter's shape."""
+    shapes = {p.shape for p in trace.parameters.values()}
+    return (
+        not run.output.recorded
+        and run.output.shape in shapes
+        and any(r.op == "sqrt" for r in run.ancestors(limit=5))
+    )
+
+
 def short(names, limit=3):
     """The first of many names."""
     names = list(names)

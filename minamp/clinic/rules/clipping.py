@@ -9,21 +9,21 @@ from minamp.clinic.trace import Call
 _READS = {"vector_norm", "norm", "pow", "square", "abs", "amax", "max", "mul"}
 _CLAMPS = {"clamp", "minimum", "maximum"}
 _REPLACES = {"where", "masked_fill", "nan_to_num"}
+_LIMITS = _CLAMPS | _REPLACES
 _RIGHT = 2e-5  # how close clipping comes to the limit: float32's last digits, and 1e-6 / norm
 
 
 def _clips(trace):
     """(event, backward, scale, before, after) of everything that limits gradients while they are still scaled."""
     for clip in trace.calls("clip_grad_norm_", "clip_grad_value_"):
-        names = clip.facts.get("names") or list(clip.before)
+        names = clip.facts["names"] or list(clip.before)
         backward = trace.last_backward(clip, names)
         if backward is None or clip.facts["limit"] == math.inf:  # that only asks for the norm
             continue
         scale, by_scaler = scale_of(backward)
         still = still_scaled if by_scaler else _divided_later
-        if scale == 1 or _carries(clip.facts["limit"], scale):
-            continue
-        if still(trace, backward, clip, scale, names):
+        unscaled = scale == 1 or _carries(clip.facts["limit"], scale)
+        if not unscaled and still(trace, backward, clip, scale, names):
             yield clip, scale, clip.before, clip.after
     yield from _clips_in_hooks(trace)
     yield from _clips_by_hand(trace)
@@ -66,7 +66,7 @@ def _clips_in_hooks(trace):
             continue
         written = backward.written()
         for run in trace.ops:
-            if run.within is not backward or run.op not in _CLAMPS | _REPLACES:
+            if run.within is not backward or run.op not in _LIMITS:
                 continue
             limits = {abs(c) for c in (*run.constants, *run.attrs.values())}
             replaced = run.op in _REPLACES and any(not math.isfinite(v.largest) for v in run.tensors)
@@ -84,7 +84,7 @@ def _clips_in_hooks(trace):
 
 def _by_hand(call, run):
     """A clipping by the user's own op as if it were a Call."""
-    name = "clip_grad_value_" if run.op in _CLAMPS | _REPLACES else "by hand"
+    name = "clip_grad_value_" if run.op in _LIMITS else "by hand"
     return Call(call.index, call.step, name, 0, run.line, None, None)
 
 

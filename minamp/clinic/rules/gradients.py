@@ -84,7 +84,8 @@ def scale_pinned(trace):
                 largest_allowed=_allowed(trace),
             )
     first, second = ([c for c in trace.calls("scaler.scale") if c.step == i][:1] for i in (0, 1))
-    if first and second and _gave_no_step(trace, 0):
+    steps = [c for c in trace.calls("scaler.step") if c.step == 0]
+    if first and second and steps and not any(_ran(trace, c) for c in steps):
         before, after = first[0].facts["scale"], second[0].facts["scale"]
         if after >= before and not before <= _allowed(trace):
             return error(
@@ -112,19 +113,15 @@ def scale_pinned(trace):
 
 
 def _skipped(trace, update):
-    """Whether a scaler.step since the update before found something not finite: no optimizer.step ran inside it."""
+    """Whether a scaler.step since the update before found something not finite."""
     before = [u.index for u in trace.calls("scaler.update") if u.index < update.index]
     since = max(before, default=-1)
-    steps = [c for c in trace.calls("scaler.step") if since < c.index < update.index]
-    ran = [c.within for c in trace.calls("optimizer.step")]
-    return any(s not in ran for s in steps)
+    return any(not _ran(trace, c) for c in trace.calls("scaler.step") if since < c.index < update.index)
 
 
-def _gave_no_step(trace, i):
-    """Whether no scaler.step of call i led to an optimizer's."""
-    steps = [c for c in trace.calls("scaler.step") if c.step == i]
-    ran = [c.within for c in trace.calls("optimizer.step")]
-    return bool(steps) and not any(s in ran for s in steps)
+def _ran(trace, step):
+    """Whether a scaler.step led to an optimizer's."""
+    return any(c.within is step for c in trace.calls("optimizer.step"))
 
 
 def _allowed(trace):

@@ -2,7 +2,7 @@
 
 import math
 
-from minamp.clinic.rules.base import error, feeds, rule
+from minamp.clinic.rules.base import error, feeds, rule, second_moment
 from minamp.formats import float16, format_of
 
 _MASKS = {"where", "add", "sub", "mul", "to", "masked_fill", "maximum", "minimum"}
@@ -159,16 +159,6 @@ def _adds_a_zero(trace, run):
         return False
     user = feeds(trace, run, _NEED_EPS)
     return user is not None and (user.op != "div" or user.inputs[-1].source is run)
-
-
-def second_moment(trace, run):
-    """Whether the sum is an optimizer's sqrt(v) + eps: without history, in a parameter's shape."""
-    shapes = {p.shape for p in trace.parameters.values()}
-    return (
-        not run.output.recorded
-        and run.output.shape in shapes
-        and any(r.op == "sqrt" for r in run.ancestors(limit=5))
-    )
 
 
 # ------------------------------------------------------------------------------------------------------------ statistics

@@ -1,7 +1,6 @@
 """State in half: weights, what an optimizer keeps, running statistics."""
 
-from minamp.clinic.rules.base import error, rule, short
-from minamp.clinic.rules.overflow import second_moment
+from minamp.clinic.rules.base import error, rule, second_moment, short
 from minamp.clinic.trace import state_shapes
 from minamp.formats import float16, format_of
 

@@ -1,4 +1,4 @@
-"""What fills a Trace: one observer for the ops, one listener for the calls of the loop (minamp/announce.py).
+"""Calls: a listener (minamp/announce.py) that notes the calls of the loop in a Trace.
 
 A user's own optimizer or scaler class may define step() anew, which nobody has announced: while the doctor looks, it is.
 """
@@ -10,12 +10,8 @@ import numpy as np
 from minamp import backends
 from minamp.announce import announced, listeners
 from minamp.autocast import state as autocast_state
-from minamp.backends.errors import NOT_USERS, place, user_line
-from minamp.clinic.trace import Call, Error, Gradient, OpRun, Spoilt, Value, largest, length
-from minamp.formats import is_floating, widen
-from minamp.function import _Applied
-from minamp.record import observe
-from minamp.tensor import Tensor
+from minamp.backends.errors import user_line
+from minamp.clinic.trace import Call, Gradient, Value, largest, length
 
 METHODS = {
     "scaler": ("scale", "unscale_", "step", "update", "state_dict"),
@@ -80,48 +76,62 @@ class Calls:
         outer = self.current
         if outer is not None and (outer.name, outer.owner) == (name, id(owner)):
             return None  # super().step(), a nested list in scale()
-        if name in ("scaler.step", "scaler.unscale_"):
-            self._adopt(arguments["optimizer"])
-        elif name.startswith("optimizer."):
-            self._adopt(owner)
-        region = autocast_state.dtype if autocast_state.enabled else None
-        before = self.gradients() if name in WRITE_GRADIENTS else {}
-        call = Call(len(self.trace.events), self.step, name, id(owner), user_line(), region, outer, before)
-        call.depth = autocast_state.depth
+        optimizer = owner if name.startswith("optimizer.") else arguments.get("optimizer")
+        if optimizer is not None:
+            self._adopt(optimizer)
+        call = Call(
+            index=len(self.trace.events),
+            step=self.step,
+            name=name,
+            owner=id(owner),
+            line=user_line(),
+            region=autocast_state.dtype if autocast_state.enabled else None,
+            within=outer,
+            before=self.gradients() if name in WRITE_GRADIENTS else {},
+            depth=autocast_state.depth,
+        )
         self._held[id(owner)] = owner
         self.trace.add(call)
-        if name in ("scaler.step", "scaler.unscale_"):
-            call.facts["optimizer"] = id(arguments["optimizer"])
-        elif name == "scaler.update":
-            floor = getattr(owner, "_min_scale", -math.inf)
-            call.facts.update(scale=owner.get_scale(), new_scale=arguments["new_scale"], floor=floor)
-            call.facts["good_steps_before"] = owner._get_growth_tracker()
-        elif name == "scaler.scale":
-            call.facts["scale"] = owner.get_scale()
-        elif name == "scaler.new":
-            call.facts["scale"] = arguments["init_scale"]
-        elif name == "autocast":
-            call.facts.update(enabled=owner.enabled)
-        elif name == "Function.apply":
-            call.facts["function"] = owner
-        elif name == "backward":
-            call.facts["root"] = self.value_of(owner)
-            call.facts["versions"] = {name: p._version[0] for name, p in self.patient.parameters.items()}
-        elif name == "grad":
-            call.facts["root"] = self.value_of(
-                owner[0] if isinstance(owner, list | tuple) and owner else owner
-            )
-        elif name == "optimizer.step":
-            call.facts["weights"] = self.patient.half_weights(id(owner))
-        elif name == "save":
-            call.facts["scaler"] = _holds_scaler(owner)
-            parts = owner.values() if isinstance(owner, dict) else ()
-            call.facts["whole"] = sum(isinstance(x, dict) for x in parts) > 1  # several states in one file
-        elif name.startswith("clip"):
-            call.facts["limit"] = float(arguments["max_norm" if name == "clip_grad_norm_" else "clip_value"])
-            if isinstance(owner, list | tuple):
-                call.facts["names"] = [self.patient.names.get(id(p)) for p in owner]
+        call.facts.update(self._facts(name, owner, arguments))
         return call
+
+    def _facts(self, name, owner, arguments):
+        """What the rules want to know of a call of that name, beside the gradients."""
+        if name in ("scaler.step", "scaler.unscale_"):
+            return {"optimizer": id(arguments["optimizer"])}
+        if name == "scaler.update":
+            return {
+                "scale": owner.get_scale(),
+                "new_scale": arguments["new_scale"],
+                "floor": getattr(owner, "_min_scale", -math.inf),
+                "good_steps_before": owner._get_growth_tracker(),
+            }
+        if name == "scaler.scale":
+            return {"scale": owner.get_scale()}
+        if name == "scaler.new":
+            return {"scale": arguments["init_scale"]}
+        if name == "autocast":
+            return {"enabled": owner.enabled}
+        if name == "Function.apply":
+            return {"function": owner}
+        if name == "backward":
+            versions = {name: p._version[0] for name, p in self.patient.parameters.items()}
+            return {"root": self.value_of(owner), "versions": versions}
+        if name == "grad":
+            return {"root": self.value_of(owner[0] if isinstance(owner, list | tuple) and owner else owner)}
+        if name == "optimizer.step":
+            return {"weights": self.patient.half_weights(id(owner))}
+        if name == "save":
+            parts = owner.values() if isinstance(owner, dict) else ()
+            several = sum(isinstance(x, dict) for x in parts) > 1  # states in one file
+            return {"scaler": _holds_scaler(owner), "whole": several}
+        if name.startswith("clip"):
+            limit = arguments["max_norm" if name == "clip_grad_norm_" else "clip_value"]
+            names = (
+                [self.patient.names.get(id(p)) for p in owner] if isinstance(owner, list | tuple) else None
+            )
+            return {"limit": float(limit), "names": names}
+        return {}
 
     def _adopt(self, optimizer):
         """Take in an optimizer that nobody has handed over."""
@@ -218,105 +228,3 @@ def _lost(weights):
         if count:
             found[name] = (count, int(np.count_nonzero(moving & (backends.host(p._data) == before))))
     return found
-
-
-class Ops(observe):
-    """Context manager: the forwards that run inside, as events of the trace that `calls` fills."""
-
-    def __init__(self, calls):
-        self.calls, self.trace = calls, calls.trace
-        self.made = {}  # id of an array -> (array, its Value, the version it had)
-        self.nodes = {}  # id of a Node -> (Node, the Value of what it made): an op in place moves its Node
-        calls.value_of = self.value_of
-
-    def __exit__(self, *error):
-        super().__exit__(*error)
-        self.made.clear()  # the facts stay, the arrays need not
-        self.nodes.clear()
-        del self.calls.value_of
-
-    def see(self, phase, op, inputs, output):
-        if phase != "forward":
-            return
-        node = output._node
-        attrs = node.attrs if node is not None and node.op is op else {}
-        run = OpRun(
-            index=len(self.trace.events),
-            step=self.calls.step,
-            op=op.name,
-            policy=getattr(op, "policy", "Function"),
-            line=user_line(),
-            inputs=[v for v in map(self.value_of, inputs) if v is not None],
-            output=self._measure(output),
-            attrs={k: v for k, v in attrs.items() if isinstance(v, int | float)},
-            region=autocast_state.dtype if autocast_state.enabled else None,
-            within=self.calls.current,
-        )
-        run.output.source = run
-        run.spoilt = _spoilt(run, inputs, output)
-        self.made[id(output._data)] = (output._data, run.output, output._version[0])
-        if node is not None:
-            self.nodes[id(node)] = node, run.output
-        self.trace.add(run)
-
-    def value_of(self, x):
-        """The facts of an op's argument, or None if it is neither tensor, array nor number."""
-        if isinstance(x, Tensor):
-            known = self.made.get(id(x._data))
-            if known is None or known[2] != x._version[0]:
-                _, written = self.nodes.get(id(x._node), (None, None))
-                value = written if known is not None and written is not None else self._measure(x)
-                known = self.made[id(x._data)] = (x._data, value, x._version[0])
-            value = known[1]
-            value.gradient = self.calls.gradient_arrays.get(id(x._data), value.gradient)
-            return value
-        if isinstance(x, np.ndarray) and x.ndim:
-            return Value(x.dtype, x.shape, largest(x))
-        if isinstance(x, int | float | np.number | np.ndarray) and not isinstance(x, bool):
-            return Value(constant=float(x), largest=abs(float(x)))
-        return None
-
-    def _measure(self, x):
-        recorded = x.requires_grad
-        return Value(
-            x.dtype,
-            x.shape,
-            largest(x._data),
-            recorded,
-            trained=recorded and x.is_leaf,
-            constant=float(x.item()) if x.numel() == 1 and not recorded else None,
-        )
-
-
-def _spoilt(run, inputs, output):
-    """Where finite inputs gave inf or nan; None if they did not."""
-    if math.isfinite(run.output.largest) or not all(math.isfinite(v.largest) for v in run.inputs):
-        return None
-    y = widen(backends.host(output._data))
-    bad = ~np.isfinite(y)
-    ranges = []
-    for x in inputs:
-        array = backends.host(x._data) if isinstance(x, Tensor) else x
-        if not isinstance(array, np.ndarray | int | float) or run.is_product:
-            continue
-        array = np.asarray(array)
-        try:
-            here = np.broadcast_to(widen(array) if is_floating(array.dtype) else array, y.shape)[bad]
-            ranges.append((float(here.min()), float(here.max())))
-        except ValueError:
-            ranges.append(None)
-    kind = "nan" if np.isnan(y[bad]).any() else "-inf" if (y[bad] < 0).all() else "inf"
-    return Spoilt(int(bad.sum()), kind, ranges)
-
-
-def error_of(exception):
-    """The facts of an exception that left the step: the user's line, and the Function whose backward it came from."""
-    line, function, at = "", None, exception.__traceback__
-    while at is not None:
-        frame = at.tb_frame
-        if frame.f_code is _Applied.pull.__code__:
-            function = frame.f_locals["self"].cls
-        if not frame.f_code.co_filename.startswith(NOT_USERS):
-            line = place(frame, at.tb_lineno)
-        at = at.tb_next
-    return Error(exception, line, function)
