@@ -410,14 +410,17 @@ class Op:
             gx = vjp(m, g, **self._named(names, m, g, node, env))
             if gx.shape != shape:
                 gx = m.sum_to(gx, shape)
-            new = _is_new(gx, g, env) and not (create_graph or self.variadic)
             if create_graph:
-                gx = gx.to(dtype)
-            elif is_half(dtype):
-                if not (moves or gx is g and node.dtype == dtype):  # those lie on the grid already
-                    gx = backends.of(gx).grid(gx, dtype, new)
-            elif gx.dtype != dtype:
-                gx = backends.of(gx).cast(backends.array(gx), dtype)
+                new, gx = False, gx.to(dtype)
+            else:
+                made = gx
+                new = not self.variadic and _is_new(gx, g, env)
+                if is_half(dtype):
+                    if not (moves or gx is g and node.dtype == dtype):  # those lie on the grid already
+                        gx = backends.of(gx).grid(gx, dtype, new)
+                elif gx.dtype != dtype:
+                    gx = backends.of(gx).cast(backends.array(gx), dtype)
+                new = new or gx is not made  # rounding makes another array
             if observers:
                 new = False  # they may keep it
                 for observe in observers:
@@ -446,7 +449,7 @@ def _parameters(function):
 def _is_new(gx, g, env):
     """Whether the array gx was made by the gradient itself: no view, and none of the values it was computed from."""
     return (
-        type(gx) is np.ndarray
+        (type(gx) is np.ndarray or backends.device.holds(gx))
         and gx.base is None
         and gx is not g
         and not any(value is gx for value in env.values())

@@ -247,7 +247,7 @@ class Optimizer:
             )
         kept = p.dtype if p.dtype == float64 or name == "compensation" else float32
         array = backends.move(array, p.device)
-        return Tensor(backends.of(array).owned(array, kept), requires_grad=name == "master")
+        return Tensor(backends.of(array).owned(array, kept, p._data), requires_grad=name == "master")
 
     def __repr__(self):
         lines = [f"{self._name} ("]

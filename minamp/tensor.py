@@ -250,11 +250,12 @@ class Tensor(Methods):
     def _as_gradient(self, g, new=False):
         """An arriving gradient (array, or Tensor under create_graph) as a Tensor of this tensor's dtype.
 
-        new: no one else holds the array, so it is kept without a copy where its dtype is right.
+        new: no one else holds the array, so it is kept without a copy where its dtype is right and it lies as the tensor does.
         """
         if isinstance(g, Tensor):
             return g.to(self.dtype)
-        return Tensor(g if new and g.dtype == self.dtype else backends.of(g).owned(g, self.dtype))
+        fits = new and g.dtype == self.dtype and g.strides == self._data.strides
+        return Tensor(g if fits else backends.of(g).owned(g, self.dtype, self._data))
 
     def _accumulated(self, g, new=False):
         """.grad with an arriving gradient added in float32, in this tensor's dtype: a new Tensor, or the array it is to hold."""

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from minamp.backends import update
+from minamp.backends import cpu, update
 from minamp.formats import bfloat16, cast, float32, float64
 
 
@@ -252,6 +252,18 @@ def keep_mask(keep, n, key0, key1, threshold):
         x = [(p1 >> u32) ^ x[1] ^ np.uint64(k0), p1 & low, (p0 >> u32) ^ x[3] ^ np.uint64(k1), p0 & low]
         k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
     keep.reshape(-1)[...] = (np.stack(x, 1) >= np.uint64(threshold)).reshape(-1)[: int(n)]
+
+
+def sigmoid(y, x, n):
+    y[...] = cpu.sigmoid(x)
+
+
+def erf(y, x, n):
+    y[...] = cpu.erf(x)
+
+
+def relu_grad(out, y, g, n):
+    out[...] = cpu.relu_grad(g, y)
 
 
 def window_mean(y, x, rows, cols, counts, n, h, w, c, oh, ow):

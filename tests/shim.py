@@ -16,6 +16,9 @@ SHIM = r"""
 #include <cmath>
 #include <cstring>
 #include <immintrin.h>
+using std::erf;
+using std::exp;
+using std::fabs;
 using std::sqrt;
 using std::pow;
 #define __global__

@@ -120,9 +120,9 @@ class ndarray:
         if capture is not None:
             capture[1].append(a)
 
-    dtype, shape, ndim, size, strides, itemsize, nbytes = (
+    dtype, shape, ndim, size, strides, itemsize, nbytes, base = (
         property(lambda self, n=n: getattr(self._a, n))
-        for n in ("dtype", "shape", "ndim", "size", "strides", "itemsize", "nbytes")
+        for n in ("dtype", "shape", "ndim", "size", "strides", "itemsize", "nbytes", "base")
     )
     flags = property(lambda self: _Flags(self._a.flags))
     T = property(lambda self: ndarray(self._a.T))
@@ -276,10 +276,32 @@ def empty(shape, dtype):
 
 
 @_module
-def sum(x, axis=None, dtype=None, keepdims=False):
+def empty_like(x, dtype=None):
+    """In the order of x's memory, without its gaps."""
+    like = np.empty_like(x._a, dtype=dtype)
+    order = sorted(range(like.ndim), key=lambda i: -like.strides[i])
+    return empty([like.shape[i] for i in order], like.dtype).transpose(*np.argsort(order))
+
+
+def _sum(x, axis, dtype, keepdims, divided):
     if x.dtype.itemsize == 2 and dtype is None:
         raise TypeError("the sum of a half array has no accumulator: say dtype=float32")
-    return _kernel(lambda a: np.sum(a if dtype is None else a.astype(dtype), axis=axis, keepdims=keepdims), x)
+
+    def function(a):
+        total = np.sum(a if dtype is None else a.astype(dtype), axis=axis, keepdims=keepdims)
+        return total / (a.size / max(total.size, 1)) if divided else total
+
+    return _kernel(function, x)
+
+
+@_module
+def sum(x, axis=None, dtype=None, keepdims=False):
+    return _sum(x, axis, dtype, keepdims, divided=False)
+
+
+@_module
+def mean(x, axis=None, dtype=None, keepdims=False):
+    return _sum(x, axis, dtype, keepdims, divided=True)
 
 
 @_module

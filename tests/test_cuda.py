@@ -338,13 +338,41 @@ def test_training_is_the_cpus(gpu, make, optimizer, half_weights):
         np.testing.assert_allclose(ours[name], weights[name], rtol=1e-2, atol=2e-2, err_msg=name)
 
 
-@pytest.mark.parametrize("make, kernels", [(mlp, 206), (CNN, 230)])
+@pytest.mark.parametrize("make, kernels", [(mlp, 146), (CNN, 207)])
 def test_a_step_waits_once_for_the_scaler(gpu, make, kernels):
     counts = []
     train(make, "adam", "cuda", steps=3, count=gpu.count, counts=counts)
     assert (
         counts[1] == counts[2] == {"get": 1, "kernel": kernels}
     )  # the scaler's flags; nothing is put, nothing waits
+
+
+@pytest.mark.parametrize("enabled, kernels", [(True, 2), (False, 1)])
+def test_a_weights_gradient_is_the_product_and_its_widening(gpu, enabled, kernels):
+    """And no copy of what nobody else holds."""
+    x, w = minamp.ones(4, 6, device="cuda"), minamp.ones(5, 6, device="cuda", requires_grad=True)
+    with autocast(enabled=enabled):
+        y = F.linear(x, w)
+    g = minamp.ones(4, 5, device="cuda", dtype=y.dtype)
+    gpu.count.clear()
+    y.backward(g)
+    assert gpu.count == {"kernel": kernels} and w.grad.tolist() == [[4.0] * 6] * 5
+    # the gradient that reaches w in w * 1 is a new array, in w + 0 it is the seed, which is copied
+    for y, launches in ((w * 1.0, 1), (w + 0.0, 1)):
+        w.grad, g = None, minamp.ones(5, 6, device="cuda")
+        gpu.count.clear()
+        y.backward(g)
+        assert gpu.count == {"kernel": launches} and not np.shares_memory(w.grad._data._a, g._data._a)
+
+
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_a_gradient_lies_in_memory_as_its_leaf(gpu, where):
+    """Its sum may come channels last; unscale and the optimizers would copy it to and fro."""
+    w = minamp.ones(8, 4, 3, 3, device=where, requires_grad=True)
+    with autocast():
+        y = F.conv2d(minamp.ones(2, 4, 5, 5, device=where), w)
+    y.sum().backward()
+    assert w.grad.stride() == w.stride() == (36, 9, 3, 1)
 
 
 def test_the_scaler_skips_and_grows_on_the_gpu(gpu):

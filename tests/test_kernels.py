@@ -2,6 +2,7 @@
 compiled by NVRTC for the cards we mean where that is installed."""
 
 import itertools
+import math
 
 import doubles
 import numpy as np
@@ -14,6 +15,7 @@ from minamp.backends import (
     cuda_conv,
     kernels,
     kernels_conv,
+    kernels_elementwise,
     kernels_pool,
     kernels_update,
     kernels_wmma,
@@ -462,6 +464,67 @@ def test_window_means(both, rows, cols, dtype):
             :, None, None
         ]
     np.testing.assert_allclose(cast(back, float64), expected, rtol=tolerance, atol=tolerance)
+
+
+LAYOUTS = {  # (2, 3, 4, 5) as it is, channels last, and with gaps
+    "plain": lambda a: a,
+    "channels last": lambda a: np.ascontiguousarray(a.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2),
+    "gaps": lambda a: np.repeat(a, 2, 3)[..., ::2],
+    "one": lambda a: np.broadcast_to(a[:1, :1, :1, :1], a.shape),
+}
+
+
+@pytest.mark.parametrize("layout_y", ["plain", "channels last", "gaps"])
+@pytest.mark.parametrize("layout_g", LAYOUTS)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_relu_grad(both, dtype, layout_g, layout_y):
+    y, g = values((2, 3, 4, 5), dtype), values((2, 3, 4, 5), dtype, 1)
+    y[0, 0, 0] = [0.0, -0.0, np.nan, np.inf, -np.inf]
+    g[0, 0] = [np.inf, np.nan, -np.inf, -0.0, 1.0]
+    y, g = LAYOUTS[layout_y](y), LAYOUTS[layout_g](g)
+    ours = kernels_elementwise.relu_grad(standin.ndarray(g), standin.ndarray(y))._a
+    expected = np.where(widen(y) <= 0, np.zeros((), dtype), g)
+    same_bits(np.ascontiguousarray(ours), np.ascontiguousarray(expected), "relu's gradient")
+    if layout_y == "channels last":
+        assert ours.strides == y.strides
+    for wide in (float32, float64):  # a sum that has not been rounded yet
+        out = kernels_elementwise.relu_grad(standin.ndarray(cast(g, wide)), standin.ndarray(y))._a
+        same_bits(np.ascontiguousarray(out), cast(np.ascontiguousarray(expected), wide), "of a wide g")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["sigmoid", "erf"])
+def test_one_launch_and_the_layout_stays(name, layout):
+    x = LAYOUTS[layout](values((2, 3, 4, 5), float32, scale=3.0))
+    with standin.installed() as gpu:
+        ours = standin.ndarray(x)
+        gpu.count.clear()
+        y = getattr(kernels_elementwise, name)(ours)._a
+        assert gpu.count["kernel"] == 1 + (layout in ("gaps", "one"))  # those are copied first
+    same_bits(np.ascontiguousarray(y), np.ascontiguousarray(getattr(cpu, name)(x)), name)
+    if layout == "channels last":
+        assert y.strides == x.strides
+
+
+@pytest.mark.parametrize("dtype", [float32, float64], ids=str)
+@pytest.mark.parametrize("name", ["sigmoid", "erf"])
+def test_of_one_element(name, dtype):
+    """The kernel's own text, with the C library's exp and erf in the place of CUDA's: within 3 units in the last place."""
+    lib, why = shim.load()
+    if lib is None:
+        pytest.skip(why)
+    exact = {"sigmoid": lambda v: 1 / (1 + math.exp(-v)) if v > -700 else math.exp(v), "erf": math.erf}[name]
+    x = np.concatenate([np.linspace(-30, 30, 2001), [0.0, -0.0, 1e-30, -80.0, 80.0]]).astype(dtype)
+    y = np.empty_like(x)
+    kind = kernels.C_TYPES[dtype]
+    shim.run(f"{name}_{kind}", [y, x, np.int64(len(x))])
+    expected = np.array([exact(float(v)) for v in x])
+    assert (np.abs(y - expected) <= 3 * np.spacing(np.abs(expected).astype(dtype))).all()
+    assert y[-4] == exact(-0.0) and np.signbit(y[-4]) == (name == "erf")
+    ends = np.array([np.inf, -np.inf, np.nan], dtype)
+    out = np.empty_like(ends)
+    shim.run(f"{name}_{kind}", [out, ends, np.int64(3)])
+    assert out[:2].tolist() == ([1.0, 0.0] if name == "sigmoid" else [1.0, -1.0]) and np.isnan(out[2])
 
 
 # ------------------------------------------------------------------------------------------------------------------- NVRTC

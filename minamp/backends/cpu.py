@@ -132,10 +132,14 @@ def store(out, x):
     out[...] = narrow(x, out.dtype)
 
 
-def owned(g, dtype):
-    """A gradient that may be shared, as an array of its own in `dtype`."""
-    out = cast(g, dtype)
-    return np.array(g) if out is g else out
+def owned(x, dtype, like):
+    """`x`, which may be shared, as an array of its own in `dtype` that lies in memory as `like` does."""
+    made = cast(x, dtype)
+    if made is not x and made.strides == like.strides:
+        return made
+    out = np.empty_like(like, dtype, subok=False)
+    out[...] = made
+    return out
 
 
 # ---- sums: the accumulator is float32 for half and float32 input, float64 for float64, int64 for integers

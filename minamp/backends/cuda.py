@@ -24,7 +24,6 @@ from minamp.backends.cuda_conv import (  # noqa: F401  the convolution room, sam
     window_mean,
     window_mean_grad,
 )
-from minamp.backends.cuda_erf import erf  # noqa: F401
 from minamp.backends.cuda_place import (  # noqa: F401  picking and placing
     argsort,
     constant_pad_nd,
@@ -44,6 +43,7 @@ from minamp.backends.cuda_place import (  # noqa: F401  picking and placing
 from minamp.backends.cuda_series import cumprod, cumsum, prod, recurrence, vector_norm  # noqa: F401
 from minamp.backends.cuda_upsample import upsample2d, upsample2d_grad  # noqa: F401
 from minamp.backends.device import xp
+from minamp.backends.kernels_elementwise import erf, relu_grad, sigmoid  # noqa: F401
 from minamp.backends.kernels_update import (  # noqa: F401  the scaler's and the optimizers' passes
     adam,
     sgd,
@@ -72,9 +72,14 @@ isfinite, isnan, isinf = (_named(n) for n in ("isfinite", "isnan", "isinf"))
 round, floor, ceil = (_named(n) for n in ("round", "floor", "ceil"))
 remainder, floor_divide = _named("remainder"), _named("floor_divide")
 zeros_like, ones_like = _named("zeros_like"), _named("ones_like")
-reshape, permute, flip = _named("reshape"), _named("transpose"), _named("flip")
+permute, flip = _named("transpose"), _named("flip")
 may_share_memory = _named("may_share_memory")
 asarray = _named("asarray")
+
+
+def reshape(x, shape):
+    """`x` itself if that is its shape: a gradient that is no view is kept where it lies."""
+    return x if x.shape == shape else xp.reshape(x, shape)
 
 
 def full(shape, value, dtype):
@@ -109,10 +114,14 @@ def store(out, x):
     out[...] = x
 
 
-def owned(g, dtype):
-    """A gradient that may be shared, as an array of its own in `dtype`."""
-    out = cast(g, dtype)
-    return g.copy() if out is g else out
+def owned(x, dtype, like):
+    """`x`, which may be shared, as an array of its own in `dtype` that lies in memory as `like` does."""
+    made = cast(x, dtype)
+    if made is not x and made.strides == like.strides:
+        return made
+    out = xp.empty_like(like, dtype)
+    out[...] = made
+    return out
 
 
 # ---- sums
@@ -127,8 +136,7 @@ def sum(x, dim=None, keepdim=False):
 
 
 def mean(x, dim=None, keepdim=False):
-    total = sum(x, dim, keepdim)
-    return total / (x.size / max(total.size, 1))
+    return xp.mean(x, axis=dim, keepdims=keepdim, dtype=_accumulator(x.dtype))
 
 
 def running_sums(x, dim):
@@ -227,19 +235,9 @@ def clamp(x, min=None, max=None):
     return x if max is None else xp.minimum(x, max)
 
 
-def sigmoid(x):
-    e = xp.exp(-xp.abs(x))  # at most 1, so nothing overflows and small results keep their digits
-    return xp.where(x >= 0, 1.0, e) / (1.0 + e)
-
-
 def cat(xs, dim):
     return xp.concatenate(xs, axis=dim)
 
 
 def relu(x):
     return xp.maximum(x, 0)
-
-
-def relu_grad(g, y):
-    """0 where y <= 0, else g: also where g is inf."""
-    return xp.where(y <= 0, 0, g)

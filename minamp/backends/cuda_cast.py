@@ -42,7 +42,7 @@ def cast(a, dtype):
         return narrow(a.astype(float32) if a.dtype.kind == "b" else a, dtype)
     if dtype.kind not in "fiub" or dtype in FORMATS and dtype.itemsize == 1:
         raise TypeError(f"{dtype} is not to be had on the GPU: use float16 or bfloat16, or x.cpu() first")
-    return widen(a).astype(dtype)
+    return widen(a).astype(dtype, copy=False)
 
 
 def _to_odd(a):

@@ -51,14 +51,18 @@ def gather(x, dim, index):
 
 def gather_grad(g, dim, index, shape):
     g = widen(g)
-    return scatter_add(xp.zeros(shape, g.dtype), dim, index, g)
+    return _added(xp.zeros(shape, g.dtype), dim, index, g)
 
 
 def scatter_add(x, dim, index, src):
     """A copy of x with src[p] added at place p, but index[p] along `dim`; src may be larger than index."""
-    out = x.copy()
+    return _added(x.copy(), dim, index, src)
+
+
+def _added(out, dim, index, src):
+    """scatter_add into `out` itself."""
     src = src[tuple(slice(n) for n in index.shape)]
-    if not x.ndim:
+    if not out.ndim:
         return out + src
     xp.add.at(out, _positions(index, dim), src)
     return out
