@@ -26,6 +26,7 @@ class _State(threading.local):
         self.dtype = float16  # what a region without dtype= uses: the enclosing one's, float16 outside
         self.cache_enabled = True
         self.depth = 0
+        self.outer = []  # what every region that is open in this thread found, innermost last
         self.cache = {}  # (id of weight, dtype) -> (weight, its version, the cast)
 
 
@@ -92,11 +93,10 @@ class autocast:
                 stacklevel=2,
             )
             self.enabled = False
-        self.outer = []  # a stack, so that one object can be entered again (recursion)
 
     @announced("autocast")
     def __enter__(self):
-        self.outer.append((state.enabled, state.dtype, state.cache_enabled))
+        state.outer.append((state.enabled, state.dtype, state.cache_enabled))
         state.enabled = self.enabled and state.allowed
         state.dtype = state.dtype if self.dtype is None else self.dtype
         state.cache_enabled = state.cache_enabled if self.cache_enabled is None else bool(self.cache_enabled)
@@ -104,7 +104,7 @@ class autocast:
         return self
 
     def __exit__(self, *_):
-        state.enabled, state.dtype, state.cache_enabled = self.outer.pop()
+        state.enabled, state.dtype, state.cache_enabled = state.outer.pop()
         state.depth -= 1
         if state.depth == 0:
             state.cache.clear()
@@ -155,12 +155,12 @@ class without_autocast:
     """
 
     def __enter__(self):
-        self.outer = state.enabled, state.allowed
+        state.outer.append((state.enabled, state.allowed))
         state.enabled = state.allowed = False
         return self
 
     def __exit__(self, *_):
-        state.enabled, state.allowed = self.outer
+        state.enabled, state.allowed = state.outer.pop()
         return False
 
 

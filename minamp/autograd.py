@@ -32,7 +32,16 @@ def grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=Fal
             if not isinstance(x, Tensor):
                 raise no_tensor("grad", f"{name}[{i}]", x)
     seeds = [None] * len(outputs) if grad_outputs is None else grad_outputs
-    seeds = [seeds] if isinstance(seeds, Tensor) else seeds
+    seeds = [seeds] if isinstance(seeds, Tensor) else list(seeds)
+    if len(seeds) != len(outputs):
+        raise RuntimeError(
+            f"grad: {len(outputs)} outputs and {len(seeds)} grad_outputs: give one for each output"
+        )
+    for i, x in enumerate(inputs):
+        if not x.requires_grad:
+            raise RuntimeError(
+                f"grad: inputs[{i}] of shape {x.shape} requires no grad: call requires_grad_() before it is used"
+            )
     roots = [y._history() for y in outputs]
     gradients = [y._seed(s, create_graph) for y, s in zip(outputs, seeds, strict=True)]
     retain = create_graph if retain_graph is None else retain_graph

@@ -46,6 +46,7 @@ from minamp.promotion import is_float, result_type
 from minamp.quiet import Quietly
 from minamp.record import FREED, Node, grad_mode, observers
 from minamp.tensor import Tensor, same_device
+from minamp.views import Origin, follow
 
 _quietly = Quietly()  # for an op's arithmetic, which calls no other op
 
@@ -107,6 +108,10 @@ class Op:
         unknown = {n for n in body if n.startswith("vjp_")} - {f"vjp_{p}" for p in self.params}
         if unknown:
             raise TypeError(f"@op {name}: {sorted(unknown)} match no argument of forward {self.params}")
+        code = (self.call or self.forward).__code__
+        # what users can name: without the namespace, which only forward takes
+        self.names = code.co_varnames[self.call is None : code.co_argcount + code.co_kwonlyargcount]
+        self.closed = not code.co_flags & 0x08  # has no **argument
         self._plans = {}
         if OPS.setdefault(name, self) is not self:
             raise ValueError(f"@op: an op named {name!r} exists already")
@@ -114,15 +119,37 @@ class Op:
     def __repr__(self):
         return f"<op {self.name}, autocast policy: {self.policy}>"
 
+    def __reduce__(self):
+        return _named, (self.name,)  # a copy of an op, also a pickled one, is that op
+
     def __call__(self, *args, **attrs):
-        if "out" in attrs:
-            return self._into(attrs.pop("out"), args, attrs)
+        if attrs:
+            if "out" in attrs:
+                return self._into(attrs.pop("out"), args, attrs)
+            args, attrs = self._in_place(args, attrs)
         if self.call is not None:
             args, attrs = self._called(args, attrs)
         state = autocast_state
         if state.enabled and self.cast_inputs is not None:
             args = self.cast_inputs(self, args, attrs, state.dtype)
         return self._run(args, attrs)
+
+    def _in_place(self, args, attrs):
+        """Arguments given by their names, at their places; `input` and `other` name the first two, and axis means dim."""
+        names = self.names
+        for torch_name, i in (("input", 0), ("other", 1)):
+            if torch_name in attrs and torch_name not in names and i < len(names):
+                attrs[names[i]] = attrs.pop(torch_name)
+        if "axis" in attrs and "dim" in names:
+            attrs["dim"] = attrs.pop("axis")
+        for name in attrs:
+            if name not in names and self.closed:
+                raise TypeError(f"{self.name}: takes {', '.join(names)}, and no argument named {name!r}")
+        if self.call is None:
+            args = list(args)
+            while len(args) < len(self.params) and self.params[len(args)] in attrs:
+                args.append(attrs.pop(self.params[len(args)]))
+        return args, attrs
 
     def plain(self, *args, **attrs):
         """The op outside every autocast region (in-place forms)."""
@@ -166,6 +193,8 @@ class Op:
             if isinstance(a, Tensor):
                 array = a._data
                 d = array.dtype
+                if a._is_view:
+                    follow(a)
                 if dtype is None:
                     first, dtype, home = a, d, type(array)
                     m = cpu if home is np.ndarray else backends.of(array)
@@ -226,7 +255,7 @@ class Op:
             raise
         out = Tensor(y)
         if self.view and m.may_share_memory(y, first._data):  # x[[0, 2]] is a copy
-            out._version, out._is_view = first._version, True
+            out._version, out._is_view, out._origin = first._version, True, Origin(self, attrs, first)
         if mask and grad_mode.enabled and (d is float32 or is_floating(y.dtype)):
             self._record(args, attrs, out, mask)
         if observers:
@@ -238,11 +267,12 @@ class Op:
         """Raise what went wrong in the words of this op, if the error is NumPy's or Python's."""
         names = self._names(args)
         if isinstance(error, (ValueError, IndexError)):
-            given = (
+            given = ", ".join(
                 f"{p} {a.shape if isinstance(a, Tensor) else a}" for p, a in zip(names, args, strict=True)
             )
-            kind = IndexError if isinstance(error, IndexError) else RuntimeError
-            raise kind(f"{self.name}: shapes don't fit ({', '.join(given)}): {error}") from None
+            if isinstance(error, IndexError):
+                raise IndexError(f"{self.name} ({given}): {error}") from None
+            raise RuntimeError(f"{self.name}: shapes don't fit ({given}): {error}") from None
         if isinstance(error, (MemoryError, RuntimeError)):
             backends.explain(error, self.described(args))
         if isinstance(error, AttributeError):
@@ -439,6 +469,10 @@ class Op:
         """Let go of what `node` kept; a node that kept nothing can be walked again."""
         if node.saved:
             node.saved = FREED
+
+
+def _named(name):
+    return OPS[name]
 
 
 def _parameters(function):

@@ -12,19 +12,21 @@ import threading
 import weakref
 
 from minamp import backends
-from minamp.formats import bfloat16, float16, is_half
+from minamp.formats import is_half
 from minamp.quiet import quiet
 
 observers = []  # functions f(phase, op, inputs, output) that see every op, forward and backward; see observe
 reducers = []  # objects that share out gradients among processes while backward runs; see distributed/parallel.py
 _counter = itertools.count()
-HALF = (float16, bfloat16)
 
 
 class _GradMode(threading.local):
     enabled = True
     inference = False
     naive_half_sums = False
+
+    def __init__(self):
+        self.outer = []  # what every block that is open in this thread found, innermost last
 
 
 grad_mode = _GradMode()
@@ -39,17 +41,19 @@ class set_grad_enabled:
     """Switch recording on or off in this thread: at once as a call, for a block, or as a decorator, as torch's."""
 
     def __init__(self, mode):
-        self.mode, self.saved = bool(mode), [grad_mode.enabled]
+        self.mode, self.before = bool(mode), grad_mode.enabled
         grad_mode.enabled = self.mode
 
     def __enter__(self):
+        grad_mode.outer.append(self.before)
+        grad_mode.enabled = self.mode
         return self
 
     def __exit__(self, *_):
-        grad_mode.enabled = self.saved.pop()
+        grad_mode.enabled = grad_mode.outer.pop()
 
     def __call__(self, function):
-        grad_mode.enabled = self.saved.pop()  # as a decorator it holds only while the function runs
+        grad_mode.enabled = self.before  # as a decorator it holds only while the function runs
         mode = self.mode
 
         @functools.wraps(function)
@@ -61,24 +65,21 @@ class set_grad_enabled:
 
 
 class _Mode:
-    """A block or decorator that sets attributes of grad_mode; one object may be entered again."""
+    """A block or decorator that sets attributes of grad_mode; one object may be entered again, and by several threads."""
 
     changes = {}
 
     def __new__(cls, function=None):  # @no_grad without parentheses
         return super().__new__(cls) if function is None else cls()(function)
 
-    def __init__(self):
-        self.saved = []
-
     def __enter__(self):
-        self.saved.append({name: getattr(grad_mode, name) for name in self.changes})
+        grad_mode.outer.append({name: getattr(grad_mode, name) for name in self.changes})
         for name, value in self.changes.items():
             setattr(grad_mode, name, value)
         return self
 
     def __exit__(self, *_):
-        for name, value in self.saved.pop().items():
+        for name, value in grad_mode.outer.pop().items():
             setattr(grad_mode, name, value)
 
     def __call__(self, function):
@@ -103,9 +104,13 @@ class enable_grad(_Mode):
 
 
 class inference_mode(_Mode):
-    """no_grad, and autocast keeps no weight casts inside, as torch.inference_mode."""
+    """no_grad, and autocast keeps no weight casts inside, as torch.inference_mode; with mode=False neither holds inside."""
 
-    changes = {"enabled": False, "inference": True}
+    def __new__(cls, mode=True):
+        return super().__new__(cls, None if isinstance(mode, bool) else mode)
+
+    def __init__(self, mode=True):
+        self.changes = {"enabled": not mode, "inference": mode}
 
 
 class naive_half_accumulation(_Mode):
@@ -196,14 +201,12 @@ def run_backward(roots, gradients, retain_graph=False, create_graph=False, wante
     told = reducers if wanted is None else ()
     for reducer in told:
         reducer.begin(create_graph)
-    uses, ready = (
-        _leaf_uses(roots) if told else {},
-        [],
-    )  # a leaf is the last of all in order, but may be complete long before
+    # a leaf is the last of all in order, but may be complete long before
+    uses, ready = _leaf_uses(roots) if told else {}, []
 
     def add(a, b):
         # on a GPU gradients travel as halves; two of them are summed in float32
-        if not create_graph and getattr(a, "dtype", None) in HALF:
+        if not create_graph and is_half(getattr(a, "dtype", None)):
             a = backends.widen(a)
         return a + b
 
@@ -230,7 +233,7 @@ def run_backward(roots, gradients, retain_graph=False, create_graph=False, wante
             is_cast = node.op is not None and node.op.is_cast
             if count > 1 and is_half(node.dtype) and not is_cast and not create_graph:
                 g = backends.of(g).grid(g, node.dtype)
-            for hook in node.hooks or ():
+            for hook in tuple(node.hooks or ()):  # a hook may remove itself
                 g, new = hook(g, node.dtype), False
             if node in captured:
                 captured[node], new = g, False

@@ -88,6 +88,7 @@ class Snapshot:
         for mode in (autocast_state, grad_mode):
             names = [n for n in {**vars(type(mode)), **vars(mode)} if not n.startswith("_") and n != "cache"]
             self._attributes(mode, names)
+            self._list(mode.outer)
         self._dict(autocast_state.cache)
         self._list(observers)
         self._attributes(set_detect_anomaly, ["_current"])

@@ -4,7 +4,7 @@ import weakref
 
 import numpy as np
 
-from minamp import backends
+from minamp import backends, views
 from minamp.announce import announced
 from minamp.backends import host
 from minamp.formats import bfloat16, float16, float32, float64, is_floating, is_half, widen
@@ -19,16 +19,18 @@ _UNSAID = (float32, np.dtype(np.int64), np.dtype(np.bool_))  # dtypes that value
 class Tensor(Methods):
     """An array (`data`) that can remember how it was made and carry a gradient (`grad`, a Tensor).
 
-    data: NumPy array, wrapped without a copy (use minamp.tensor to copy). requires_grad needs a floating dtype.
-    Raises RuntimeError for requires_grad on integers.
+    data: NumPy array, wrapped without a copy (use minamp.tensor to copy), or numbers. requires_grad needs a floating dtype.
+    Raises RuntimeError for requires_grad on integers, TypeError for what holds no numbers, and for sizes: give those to
+    minamp.empty or minamp.zeros.
     """
 
     __slots__ = ("_data", "_grad", "_node", "_version", "__weakref__", "__dict__")
     _is_view = _keeps_grad = False  # rarely set, so not written for every tensor
+    _origin = None  # of a view: how it was taken (views.py)
     __array_priority__ = 1000  # ndarray + Tensor comes to Tensor.__radd__
 
     def __init__(self, data, requires_grad=False):
-        self._data = data if isinstance(data, np.ndarray) else backends.array(data)
+        self._data = data if isinstance(data, np.ndarray) else _checked(data, requires_grad)
         self._grad = self._node = None
         self._version = [0]  # counts in-place writes; views share it with their base
         if requires_grad:
@@ -87,6 +89,8 @@ class Tensor(Methods):
 
     @property
     def requires_grad(self):
+        if self._is_view:
+            views.follow(self)
         return self._node is not None
 
     @requires_grad.setter
@@ -259,10 +263,10 @@ class Tensor(Methods):
 
     def _accumulated(self, g, new=False):
         """.grad with an arriving gradient added in float32, in this tensor's dtype: a new Tensor, or the array it is to hold."""
+        if isinstance(g, Tensor):  # create_graph: .grad keeps its history, in memory that is no one else's
+            return g.to(self.dtype, copy=True) if self._grad is None else self._grad + g.to(self.dtype)
         if self._grad is None:
             return self._as_gradient(g, new)
-        if isinstance(g, Tensor):  # create_graph: .grad keeps its history
-            return self._grad + g.to(self.dtype)
         m = backends.of(g)
         return m.cast(m.widen(self._grad._data) + m.widen(g), self.dtype)
 
@@ -307,6 +311,17 @@ class Tensor(Methods):
         return node.hooks
 
     # -- history and copies
+
+    def __copy__(self):
+        """Another leaf on the same memory, without the gradient, as in PyTorch."""
+        out = self.detach()
+        out.__class__ = type(self)
+        out.__dict__.update({k: v for k, v in vars(self).items() if k != "_origin"})
+        return out.requires_grad_(self.requires_grad)
+
+    def __getstate__(self):  # a deep or pickled copy shares no memory, so it is no view
+        held = {k: v for k, v in vars(self).items() if k not in ("_origin", "_is_view")}
+        return held, {k: getattr(self, k) for k in ("_data", "_grad", "_node", "_version")}
 
     def detach(self):
         """The same memory without history."""
@@ -377,15 +392,12 @@ class Tensor(Methods):
     # -- in-place writes
 
     def _write(self, result, name):
-        if grad_mode.enabled:
-            if self.requires_grad and self.is_leaf:
-                raise RuntimeError(
-                    f"{name}: in-place write to a leaf that requires grad: do it under minamp.no_grad()"
-                )
-            if self._is_view and (self.requires_grad or result.requires_grad):
-                raise RuntimeError(
-                    f"{name}: in-place write to a view inside the record: use the out-of-place op instead"
-                )
+        if self._is_view:
+            views.follow(self)
+        if grad_mode.enabled and self.requires_grad and self.is_leaf:
+            raise RuntimeError(
+                f"{name}: in-place write to a leaf that requires grad: do it under minamp.no_grad()"
+            )
         if result.shape != self.shape:
             raise RuntimeError(
                 f"{name}: the result has shape {result.shape}, this tensor {self.shape}: use the out-of-place op"
@@ -397,14 +409,25 @@ class Tensor(Methods):
                 f"{name}: result type {result.dtype} can't be written into a {self.dtype} tensor: "
                 f"use x.to(minamp.{result.dtype}) first"
             )
-        if grad_mode.enabled and result.requires_grad:
+        self._check_writeable(name)
+        recorded = grad_mode.enabled and (self.requires_grad or result.requires_grad)
+        if recorded and result.requires_grad:
             result._node.keep(self._data)
         if result.dtype != self.dtype:
             result = OPS["to"].plain(result, self.dtype)
+        if recorded and self._origin is not None:
+            views.write(self, result, name)
+            return
         self._data[...] = result._data
         self._version[0] += 1
-        if grad_mode.enabled and result.requires_grad:
+        if recorded and result.requires_grad:
             self._node = result._node
+
+    def _check_writeable(self, name):
+        if not getattr(self._data.flags, "writeable", True):
+            raise RuntimeError(
+                f"{name}: several elements of this tensor share one place in memory (expand): write to x.clone()"
+            )
 
     def _put(self, key, value, name):
         """Write `value` at `key` as an op of the record: what stood there then has a gradient of 0."""
@@ -437,15 +460,15 @@ class Tensor(Methods):
         return self.fill_(0)
 
     def new_tensor(self, data, dtype=None, requires_grad=False):
-        """A tensor of `data` in this one's dtype."""
-        return tensor(data, dtype or self.dtype, requires_grad)
+        """A tensor of `data` in this one's dtype, on its device."""
+        return tensor(data, dtype or self.dtype, requires_grad, self.device)
 
     def new_full(self, size, fill_value, dtype=None, requires_grad=False):
-        """A tensor of that size filled with one value, in this one's dtype."""
-        filled, dtype = np.full(size, fill_value), dtype or self.dtype
+        """A tensor of that size filled with one value, in this one's dtype, on its device."""
+        filled, dtype = np.full(size, fill_value), np.dtype(dtype or self.dtype)
         check_integers(filled, dtype)
         check_fits("new_full", fill_value, dtype)
-        return tensor(filled, dtype, requires_grad)
+        return tensor(filled, dtype, requires_grad, self.device)
 
     def new_zeros(self, *size, dtype=None, requires_grad=False):
         return self.new_full(size[0] if isinstance(size[0], tuple | list) else size, 0, dtype, requires_grad)
@@ -464,6 +487,10 @@ class Tensor(Methods):
             same_device("x[key] = value", x=self, value=value)
         elif not value.device.same(self.device):  # a number, wherever it lies
             value = value.to(self.device)
+        if value.dtype != self.dtype and value.ndim and _picks(key):
+            raise RuntimeError(
+                f"x[index] = value: value is {value.dtype}, x {self.dtype}: cast it with value.to(x.dtype)"
+            )
         value = value.to(self.dtype)
         if steps := ints_first(key):
             key, rest = steps
@@ -473,11 +500,20 @@ class Tensor(Methods):
         if grad_mode.enabled and (self.requires_grad or value.requires_grad):
             self._put(key, value, "x[key] = value")
             return
-        self._data[key] = value._data
+        self._check_writeable("x[key] = value")
+        backends.of(self._data).assign(self._data, key, value._data)
         self._version[0] += 1
 
     def __getitem__(self, key):
         return OPS["index"](self, key)
+
+
+def _checked(data, requires_grad):
+    """What a Tensor is made of, if that is no NumPy array. torch.Tensor(2, 3) takes sizes and torch.Tensor([1, 2]) floats."""
+    if type(requires_grad) is int:
+        raise TypeError(f"Tensor: takes an array, not sizes: use minamp.zeros({data}, {requires_grad}, ...)")
+    array = backends.array(data) if isinstance(data, np.generic) else numbers("Tensor", data)
+    return array.astype(float32) if isinstance(data, list | tuple) else array
 
 
 class _HookHandle:
@@ -500,6 +536,12 @@ def _call_hook(hook, g, dtype):
     answer = hook(shown)
     if answer is None:
         return g
+    if not isinstance(answer, Tensor):
+        raise TypeError(f"hook: a gradient's hook returns a Tensor or None, got {type(answer).__name__}")
+    if answer.shape != shown.shape:
+        raise RuntimeError(
+            f"hook: the gradient has shape {shown.shape}, the hook returned {answer.shape}: return one of that shape"
+        )
     return answer if isinstance(g, Tensor) else _travelling(answer.to(dtype)._data)
 
 
@@ -516,21 +558,31 @@ def to_arguments(args, dtype, device):
 
 
 def plain_key(key, x):
-    """An index of x with every Tensor in it replaced by its array; uint8 is a mask, as in PyTorch.
+    """An index of x with every Tensor in it replaced by a copy of its array, which later writes don't reach.
 
-    RuntimeError for a Tensor on a GPU that x is not on, ValueError for a slice that does not go forward.
+    uint8 is a mask and a 0-dim integer an int, as in PyTorch. RuntimeError for a Tensor on a GPU that x is not on, ValueError for
+    a slice that does not go forward.
     """
     if isinstance(key, tuple):
-        return tuple(plain_key(k, x) for k in key)
+        return tuple(np.array(k) if isinstance(k, tuple) else plain_key(k, x) for k in key)
     if isinstance(key, slice):
         if key.step is not None and key.step < 1:
             raise ValueError(f"index: slice step {key.step} must be greater than zero: use x.flip(dim)")
         return key
     if not isinstance(key, Tensor):
-        return key
+        return key.copy() if isinstance(key, np.ndarray) else key
     if type(key._data) is not np.ndarray:  # one on the CPU is moved, as in PyTorch
         same_device("index", x=x, index=key)
-    return key._data.astype(np.bool_) if key.dtype == np.uint8 else key._data
+    if not key.ndim and key.dtype.kind in "iu" and key.dtype != np.uint8 and type(key._data) is np.ndarray:
+        return int(key._data)
+    return key._data.astype(np.bool_) if key.dtype == np.uint8 else key._data.copy()
+
+
+def _picks(key):
+    """Whether an index of plain_key's holds index arrays or masks, for which PyTorch wants values of x's dtype."""
+    return any(
+        isinstance(k, list) or getattr(k, "ndim", 0) for k in (key if isinstance(key, tuple) else (key,))
+    )
 
 
 def same_device(name, **tensors):

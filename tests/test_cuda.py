@@ -375,6 +375,19 @@ def test_a_gradient_lies_in_memory_as_its_leaf(gpu, where):
     assert w.grad.stride() == w.stride() == (36, 9, 3, 1)
 
 
+def test_new_tensors_lie_where_the_old_one_does(gpu):
+    x = minamp.ones(2, device="cuda", dtype=float16)
+    for y in (x.new_zeros(3), x.new_ones((3,)), x.new_full((3,), 2.0), x.new_tensor([1.0])):
+        assert y.device == x.device and y.dtype == float16
+
+
+def test_an_index_on_the_cpu_reads_and_writes(gpu):
+    x, at = minamp.zeros(3, device="cuda"), minamp.tensor([0, 2])
+    x[at] = minamp.ones(2, device="cuda")
+    x[np.array([1])] = 5.0
+    assert x.tolist() == [1.0, 5.0, 1.0] and x[at].tolist() == [1.0, 1.0]
+
+
 def test_the_scaler_skips_and_grows_on_the_gpu(gpu):
     w = minamp.ones(3, device="cuda", requires_grad=True)
     optimizer, scaler = optim.SGD([w], lr=1.0), GradScaler(init_scale=4.0, growth_interval=1)

@@ -121,8 +121,21 @@ def test_what_an_assignment_refuses():
     leaf = tensor([1.0, 2.0], requires_grad=True)
     with pytest.raises(RuntimeError, match=r"x\[key\] = value: in-place write to a leaf.*no_grad"):
         leaf[0] = 5.0
-    with pytest.raises(RuntimeError, match=r"x\[key\] = value: in-place write to a view.*out-of-place"):
-        (leaf * 1)[:1][0] = 5.0
+    with pytest.raises(RuntimeError, match=r"add_: in-place write to a leaf.*no_grad"):
+        leaf[:1].add_(1.0)  # into a view of one
+    with pytest.raises(RuntimeError, match=r"add_: several elements.*share one place.*clone"):
+        minamp.ones(1, 2).expand(3, 2).add_(2.0)
+    with pytest.raises(RuntimeError, match=r"x\[key\] = value: several elements.*clone"):
+        minamp.ones(1, 2).expand(3, 2)[0] = 2.0
+    for key in (tensor([0, 1]), [0, 1], tensor([True, True]), (slice(None), tensor([0, 0]))):
+        x = minamp.zeros(2, 2)
+        with pytest.raises(RuntimeError, match=r"value is float16, x float32: cast it with value.to"):
+            x[key] = minamp.ones(2, 2, dtype=float16)
+        assert not x.any()
+    x[:1], x[0] = (
+        minamp.ones(1, 2, dtype=float16),
+        minamp.ones(2, dtype=float16),
+    )  # these are cast, as in torch
     with minamp.no_grad():
         leaf[0] = 5.0
     assert leaf.tolist() == [5, 2] and leaf.is_leaf
@@ -135,7 +148,7 @@ def test_what_an_assignment_refuses():
         square[:1] = leaf
 
 
-def test_a_copy_can_be_assigned_to_and_a_view_not():
+def test_a_copy_can_be_assigned_to():
     x = tensor([1.0, 2.0, 3.0], requires_grad=True)
     picked = (x * 1)[[0, 2]]
     picked[0] = x[1] * 10
@@ -511,3 +524,127 @@ def test_nothing_is_lost_at_the_limits_of_half(move):
     assert sorted(set(y.reshape(-1).tolist())) == sorted(float(np.float16(v)) for v in EDGES)
     y.sum().backward()
     assert x.grad.tolist() == [1] * 7
+
+
+# ------------------------------------------------------------------- what is written after an op has seen it (minamp/views.py)
+
+
+def _grads(function):
+    """The gradients of sum(i * function(w)) for w of ones, (2, 3)."""
+    w = minamp.ones(2, 3, requires_grad=True)
+    y = function(w)
+    (y * tensor(np.arange(1.0, y.numel() + 1, dtype=np.float32).reshape(y.shape))).sum().backward()
+    return y.tolist(), None if w.grad is None else w.grad.tolist()
+
+
+def _into_a_view(w):
+    x = w * 2
+    x[:, 0] += 1.0
+    x[1].mul_(3.0)
+    x.view(-1)[:2].zero_()
+    return x
+
+
+def _into_a_view_of_a_view(w):
+    x = w * 1
+    x.t()[1:][0].copy_(x[:, 0] * 10)
+    return x
+
+
+def _into_memory_without_history(w):
+    x = minamp.zeros(2, 3)
+    x[:1].copy_(w[:1])
+    x[1, 2:] += w[0, 1]
+    return x
+
+
+def _base_after_its_view(w):
+    x = w * 2
+    row, column = x[0], x[:, 1]
+    x.mul_(3.0)
+    x[0, 1] = w[1, 2] * 5
+    return minamp.cat([row, column])
+
+
+def _view_after_its_sibling(w):
+    x = w * 1
+    first, second = x[0], x.view(6)
+    first.mul_(2.0)
+    second[0] = 7.0
+    return first + second[3:]
+
+
+@pytest.mark.parametrize(
+    "function, values, gradients",
+    [  # what torch gives
+        (_into_a_view, [[0.0, 0.0, 2.0], [9.0, 6.0, 6.0]], [[0.0, 0.0, 6.0], [24.0, 30.0, 36.0]]),
+        (
+            _into_a_view_of_a_view,
+            [[1.0, 10.0, 1.0], [1.0, 10.0, 1.0]],
+            [[21.0, 0.0, 3.0], [54.0, 0.0, 6.0]],
+        ),
+        (
+            _into_memory_without_history,
+            [[1.0, 1.0, 1.0], [0.0, 0.0, 1.0]],
+            [[1.0, 8.0, 3.0], [0.0, 0.0, 0.0]],
+        ),
+        (_base_after_its_view, [6.0, 5.0, 6.0, 5.0, 6.0], [[6.0, 0.0, 18.0], [0.0, 30.0, 30.0]]),
+        (_view_after_its_sibling, [8.0, 3.0, 3.0], [[0.0, 4.0, 6.0], [1.0, 2.0, 3.0]]),
+    ],
+)
+def test_histories_follow_writes_in_place(function, values, gradients):
+    assert _grads(function) == (values, gradients)
+
+
+def test_a_view_of_a_weight_outlives_its_steps():
+    """A step writes without a record, which changes no history."""
+    w = minamp.ones(2, 3, requires_grad=True)
+    tied = w.t()
+    for _ in range(2):
+        (tied * 2).sum().backward()
+        assert w.grad.tolist() == [[2.0] * 3] * 2
+        w.grad = None
+        with minamp.no_grad():
+            w.sub_(0.5)
+    assert tied.tolist() == [[0.0, 0.0]] * 3 and tied.requires_grad
+
+
+def test_one_element_is_a_view():
+    x = minamp.zeros(3)
+    x[1].add_(5.0)
+    x[tensor(2)].sub_(1.0)
+    assert x.tolist() == [0.0, 5.0, -1.0]
+
+
+@pytest.mark.parametrize(
+    "pick",
+    [
+        lambda x, i: x[i],
+        lambda x, i: x[:, 0][i],
+        lambda x, i: x.index_select(0, i),
+        lambda x, i: x.gather(0, minamp.stack([i, i], 1)),
+        lambda x, i: x[:2][i == 1],
+        lambda x, i: x[i.numpy()],
+        lambda x, i: minamp.zeros(3, 2).scatter_add(0, minamp.stack([i, i], 1), x[:2]),
+        lambda x, i: F.nll_loss(x[:2], i, reduction="sum"),
+        lambda x, i: minamp.index_put(x * 1, (i,), x[:2] * 3, True),
+    ],
+)
+def test_an_index_is_the_one_that_was_read(pick):
+    """Written after the forward, it changes no gradient."""
+    found = []
+    for later in (0, 1):
+        x = Tensor(np.arange(6, dtype=np.float32).reshape(3, 2), requires_grad=True)
+        i = tensor([0, 1])
+        y = pick(x, i)
+        i.mul_(1 - later)
+        y.sum().backward()
+        found.append(x.grad.tolist())
+    assert found[0] == found[1] and np.any(found[0])
+
+
+def test_places_named_twice_in_a_tuple_add_up():
+    for key in ([0, 0], ((0, 0),), (np.array([0, 0]),)):
+        x = tensor([1.0, 2.0], requires_grad=True)
+        x[key].sum().backward()
+        assert x.grad.tolist() == [2.0, 0.0]

@@ -373,7 +373,7 @@ def test_a_call_with_wrong_arguments_is_a_type_error():
     for call, text in (
         (lambda: F.exp(x, x), "^exp: takes x; got 2 arguments"),
         (lambda: F.exp(x, [1]), "^exp: takes x; got 2 arguments"),
-        (lambda: F.exp(x, base=2), r"^exp \(x float32 \(1,\)\): .*unexpected keyword argument 'base'"),
+        (lambda: F.exp(x, base=2), "^exp: takes x, and no argument named 'base'"),
         (lambda: F.mul(x), "^mul: takes a, b; got 1 arguments"),
         (lambda: x + None, r"^add \(a float32 \(1,\)\): unsupported operand"),
         (lambda: F.cat(1.0), "^cat: tensors must be a list or tuple of Tensors, got float"),

@@ -1,7 +1,9 @@
 """Tensor, the record and backward."""
 
+import copy
 import gc
 import math
+import pickle
 import sys
 import threading
 import weakref
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 import minamp
+import minamp.nn.functional as F
 from minamp import bfloat16, float16, float32, float64, tensor
 from minamp.autograd import grad
 from minamp.methods import OPS
@@ -646,3 +649,148 @@ def test_a_number_beyond_the_format_that_is_put_somewhere_is_infinite_without_a_
     x = minamp.ones(3, dtype=minamp.float16)
     x[1:] = -1e9  # as in PyTorch
     assert x.tolist() == [1.0, -np.inf, -np.inf] and not recwarn.list
+
+
+# ---------------------------------------------------------------------------------------------- modes, hooks, copies, keywords
+
+
+@pytest.mark.parametrize("mode", [minamp.no_grad, minamp.inference_mode, minamp.autocast, minamp.enable_grad])
+def test_one_mode_object_in_two_threads(mode):
+    """Both are inside when the first leaves; each goes on with what it came with."""
+    shared, entered, left, found = mode(), threading.Event(), threading.Event(), []
+
+    def state():
+        return minamp.is_grad_enabled(), minamp.is_autocast_enabled()
+
+    def other():
+        with minamp.set_grad_enabled(mode is minamp.enable_grad):
+            before = state()
+            with shared:
+                entered.set()
+                left.wait(timeout=30)
+            found.append(state() == before)
+
+    before, thread = state(), threading.Thread(target=other)
+    with shared:
+        thread.start()
+        assert entered.wait(timeout=30)
+    assert state() == before
+    left.set()
+    thread.join(timeout=30)
+    assert found == [True] and state() == before
+
+
+def test_modes_nest_in_themselves():
+    from minamp.autocast import without_autocast
+
+    for mode, inside in ((minamp.no_grad(), False), (minamp.set_grad_enabled(False), False)):
+        with mode, mode:
+            assert minamp.is_grad_enabled() is inside
+        minamp.set_grad_enabled(True)
+    off = without_autocast()
+    with minamp.autocast():
+        with off, off:
+            assert not minamp.is_autocast_enabled()
+        assert minamp.is_autocast_enabled()
+
+
+def test_inference_mode_takes_a_mode():
+    with minamp.inference_mode(True):
+        assert not minamp.is_grad_enabled()
+        with minamp.inference_mode(False):
+            assert minamp.is_grad_enabled()
+    with minamp.inference_mode(mode=True):
+        assert not minamp.is_grad_enabled()
+    assert not minamp.inference_mode(minamp.is_grad_enabled)() and minamp.is_grad_enabled()
+
+
+def test_a_hook_that_removes_itself_leaves_the_others():
+    seen = []
+    x = tensor([1.0], requires_grad=True)
+    first = x.register_hook(lambda g: (seen.append("first"), first.remove())[1])
+    x.register_hook(lambda g: seen.append("second"))
+    for _ in range(2):
+        (x * 1).sum().backward()
+    assert seen == ["first", "second", "second"]
+
+
+@pytest.mark.parametrize(
+    "answer, error, text",
+    [
+        (minamp.ones(3), RuntimeError, r"hook: the gradient has shape \(2,\), the hook returned \(3,\)"),
+        (np.ones(2), TypeError, "hook: a gradient's hook returns a Tensor or None, got ndarray"),
+    ],
+)
+@pytest.mark.parametrize("leaf", [True, False])
+def test_what_a_hook_may_return(answer, error, text, leaf):
+    x = tensor([1.0, 2.0], requires_grad=True)
+    y = x if leaf else x * 1
+    y.register_hook(lambda g: answer)
+    with pytest.raises(error, match=text):
+        (y * 2).sum().backward()
+    assert x.grad is None
+
+
+def test_create_graph_gives_every_leaf_a_gradient_of_its_own():
+    a, b, seed = minamp.ones(2, requires_grad=True), minamp.ones(2, requires_grad=True), minamp.ones(2) * 3
+    (a + b).backward(seed, create_graph=True)
+    assert a.grad is not b.grad and a.grad.requires_grad is False
+    minamp.nn.utils.clip_grad_norm_([a, b], 1.0)
+    np.testing.assert_allclose(a.grad.tolist() + b.grad.tolist(), [0.5] * 4, rtol=1e-6)
+    assert seed.tolist() == [3.0, 3.0]
+    a.grad = None
+    a.sum().backward(create_graph=True)
+    minamp.nn.utils.clip_grad_norm_([a], 0.5)  # what a sum hands down is expanded, and can't be written
+    np.testing.assert_allclose(a.grad.tolist(), [0.5 / 2**0.5] * 2, rtol=1e-5)
+
+
+def test_grad_says_what_is_missing():
+    x = tensor([1.0], requires_grad=True)
+    with pytest.raises(RuntimeError, match="grad: 2 outputs and 1 grad_outputs"):
+        minamp.autograd.grad([x * 1, x * 2], x, [tensor([1.0])])
+    with pytest.raises(RuntimeError, match=r"grad: inputs\[1\] of shape \(2,\) requires no grad"):
+        minamp.autograd.grad(x * 1, [x, minamp.ones(2)])
+
+
+def test_copies():
+    """A copy shares the memory and is a leaf of its own; a deep or pickled one shares nothing. An op is always itself."""
+    w = minamp.nn.Parameter(np.ones(2, np.float32))
+    w.grad = minamp.ones(2)
+    twin = copy.copy(w)
+    (twin * 3).sum().backward()
+    assert type(twin) is type(w) and twin.grad.tolist() == [3, 3] and w.grad.tolist() == [1, 1]
+    with minamp.no_grad():
+        twin.add_(1)
+    assert w.tolist() == [2, 2]
+    view = minamp.zeros(2, 2)[0]
+    for deep in (copy.deepcopy(view), pickle.loads(pickle.dumps(view))):
+        deep.add_(tensor([1.0, 2.0], requires_grad=True))
+        assert deep.requires_grad and deep.tolist() == [1, 2] and not view.any()
+    assert copy.deepcopy(F.relu) is F.relu and pickle.loads(pickle.dumps(F.relu)) is F.relu
+
+
+def test_arguments_by_name():
+    """By our names and by torch's; a tensor among them is an argument like any other, promoted and recorded."""
+    x, y = tensor([1, 2]), tensor([1.5, 3.0], requires_grad=True)
+    for z in (minamp.maximum(x, b=y), minamp.maximum(input=x, other=y), minamp.maximum(x, other=y)):
+        assert z.tolist() == [1.5, 3.0] and z.requires_grad
+    minamp.matmul(tensor([1.0, 1.0]), other=y).backward()
+    assert y.grad.tolist() == [1.0, 1.0]
+    assert minamp.exp(input=tensor([0.0])).item() == 1.0
+    rows = tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert rows.sum(axis=1).tolist() == minamp.sum(input=rows, dim=1).tolist() == [3.0, 7.0]
+    assert minamp.cat([rows, rows], axis=1).shape == (2, 4) and rows.argmax(axis=0).tolist() == [1, 1]
+    with pytest.raises(TypeError, match="pow: takes a, b, and no argument named 'exponent'"):
+        minamp.pow(y, exponent=2)
+    with pytest.raises(TypeError, match="sum: takes x, dim, keepdim, dtype, and no argument named 'mask'"):
+        rows.sum(mask=y)
+
+
+def test_tensor_takes_what_torchs_takes():
+    assert minamp.Tensor([1, 2]).dtype == minamp.Tensor([1e10]).dtype == float32
+    assert minamp.Tensor(np.array([1, 2])).dtype == np.int64
+    for bad in (None, "abc", [None]):
+        with pytest.raises(TypeError, match="Tensor: needs numbers or bools"):
+            minamp.Tensor(bad)
+    with pytest.raises(TypeError, match=r"Tensor: takes an array, not sizes: use minamp.zeros\(2, 3"):
+        minamp.Tensor(2, 3)

@@ -26,6 +26,7 @@ from minamp.backends.erf import erf  # noqa: F401
 from minamp.backends.ongrid import OnGrid
 from minamp.backends.place import (  # noqa: F401  picking and placing
     argsort,
+    assign,
     constant_pad_nd,
     gather,
     gather_grad,

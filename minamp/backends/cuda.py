@@ -26,6 +26,7 @@ from minamp.backends.cuda_conv import (  # noqa: F401  the convolution room, sam
 )
 from minamp.backends.cuda_place import (  # noqa: F401  picking and placing
     argsort,
+    assign,
     constant_pad_nd,
     gather,
     gather_grad,

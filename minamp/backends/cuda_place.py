@@ -18,6 +18,10 @@ def index(x, key):
     return x[_key(key)]
 
 
+def assign(x, key, values):
+    x[_key(key)] = values
+
+
 def index_put(x, key, values, accumulate=False):
     out = x.copy()
     if accumulate:

@@ -6,12 +6,19 @@ from minamp.formats import widen
 
 
 def index(x, key):
-    return x[key]
+    picked = x[key]
+    if isinstance(picked, np.ndarray):
+        return picked
+    return x[(*key, ...) if isinstance(key, tuple) else (key, ...)]  # a view of one element, not a number
+
+
+def assign(x, key, values):
+    x[key] = values
 
 
 def index_put(x, key, values, accumulate=False):
     """A copy of x with `values` written, or added, at `key`."""
-    out = x.copy()
+    out = np.array(x)
     if accumulate:
         np.add.at(out, key, values)
     else:
@@ -21,7 +28,7 @@ def index_put(x, key, values, accumulate=False):
 
 def index_clear(x, key):
     """A copy of x with zeros at `key`."""
-    out = x.copy()
+    out = np.array(x)
     out[key] = 0
     return out
 

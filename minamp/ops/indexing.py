@@ -16,13 +16,16 @@ from minamp.tensor import Tensor, plain_key, same_device
 
 
 def integers(name, x, index):
-    """The array of `index`, which picks from x; RuntimeError if it does not hold integers, or lies on another GPU."""
+    """The array of `index`, which picks from x, as a copy that later writes don't reach.
+
+    RuntimeError if it does not hold integers, or lies on another GPU.
+    """
     if isinstance(index, Tensor) and index.device.type != "cpu":  # one on the CPU is moved
         same_device(name, input=x, index=index)
     at = index._data if isinstance(index, Tensor) else backends.array(index)
     if at.dtype.kind not in "iu":
         raise RuntimeError(f"{name}: index must hold integers, this one is {at.dtype}: use index.long()")
-    return at
+    return at.copy()
 
 
 def check_range(name, at, dim, shape, error=RuntimeError):
@@ -87,6 +90,7 @@ class index_put:
             raise TypeError(
                 f"index_put: indices must be a tuple of tensors, got {type(indices).__name__}: write (index,)"
             )
+        same_device("index_put", input=input, values=values)
         if values.dtype != input.dtype and not (is_floating(values.dtype) and is_floating(input.dtype)):
             raise RuntimeError(
                 f"index_put: values are {values.dtype}, input {input.dtype}: cast them with values.to(input.dtype)"

@@ -4,11 +4,12 @@ from minamp import backends
 from minamp.op import NOT_LISTED, PROMOTE, op
 from minamp.ops.indexing import check_range, integers, number_in
 from minamp.ops.shape import dim_of
-from minamp.tensor import Tensor
+from minamp.tensor import Tensor, same_device
 
 
 def _places(name, x, dim, index, src=None):
     """The attributes of gather and scatter: dim and the index array, after torch's checks."""
+    same_device(name, input=x, src=src)
     dim, at = dim_of(name, x, dim), integers(name, x, index)
     if at.ndim != x.ndim:
         raise RuntimeError(f"{name}: index has shape {at.shape}, input {x.shape}: give as many dimensions")
