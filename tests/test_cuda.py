@@ -522,3 +522,26 @@ def test_the_tensor_core_kernel_takes_what_it_is_written_for(gpu, monkeypatch):
         env = {**os.environ, "MINAMP_WMMA": value}
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
         assert done.stdout.strip() == expected
+
+
+@pytest.mark.parametrize("dtype", [float32, float16])
+@pytest.mark.parametrize("inside, outside", [(0, 3), (4, 0), (0, 0)])
+@pytest.mark.parametrize("lead", [(2,), (2, 3), (2, 0)])
+def test_layers_of_no_features(gpu, dtype, inside, outside, lead):
+    layer = nn.Linear(inside, outside, dtype=dtype, device="cuda")
+    x = minamp.ones(*lead, inside, dtype=dtype, device="cuda", requires_grad=True)
+    y = layer(x)
+    assert y.tolist() == layer.bias.expand(y.shape).tolist()
+    y.sum().backward()
+    assert layer.weight.grad.shape == (outside, inside) and x.grad.shape == x.shape
+    assert not minamp.matmul(x, layer.weight.mT).cpu().data.any()
+
+
+def test_clipping_waits_for_nothing(gpu):
+    for order in (2, 1, 0, 0.5, float("inf"), -float("inf")):
+        ps = [nn.Parameter(minamp.zeros(*size, device="cuda")) for size in ((), (2, 3), (0, 2))]
+        for p in ps:
+            p.grad = minamp.full(p.shape, 2.0, device="cuda")
+        gpu.count.clear()
+        total = nn.utils.clip_grad_norm_(ps, 1.0, order)
+        assert set(gpu.count) == {"kernel"} and total.is_cuda

@@ -220,7 +220,8 @@ def linear(x, weight, bias):
         return y if bias is None else y + widen(bias)
     y = xp.empty((*x.shape[:-1], len(weight)), x.dtype)
     y[...] = bias
-    gemm.gemm(x.reshape(-1, x.shape[-1]), weight.T, y.reshape(-1, len(weight)), beta=1.0)
+    if x.size and weight.size:
+        gemm.gemm(x.reshape(-1, x.shape[-1]), weight.T, y.reshape(-1, len(weight)), beta=1.0)
     return y
 
 

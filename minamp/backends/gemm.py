@@ -180,9 +180,10 @@ def matmul(a, b, dtype, alpha=1.0):
             f"matmul: {a.shape} and {b.shape}: the inner sizes {a.shape[-1]}, {b.shape[-2]} differ"
         )
     lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    out = xp.empty((*lead, a.shape[-2], b.shape[-1]), dtype)
-    if not out.size:
-        return out
+    shape = (*lead, a.shape[-2], b.shape[-1])
+    if not (a.size and b.size):
+        return xp.zeros(shape, dtype)  # sums of nothing
+    out = xp.empty(shape, dtype)
     if b.ndim == 2 and a.ndim > 2 and a.flags.c_contiguous:  # one product instead of a batch of them
         gemm(a.reshape(-1, a.shape[-1]), b, out.reshape(-1, out.shape[-1]), alpha=alpha)
     elif not lead:

@@ -1,5 +1,7 @@
 """Matrix products: half in, float32 sums, one rounding - the arithmetic of a tensor core."""
 
+import math
+
 from minamp.op import LOWER_PRECISION, NOT_LISTED, op
 from minamp.ops.shape import expands
 
@@ -80,7 +82,8 @@ class linear:
 
     def vjp_weight(m, g, x, weight_shape):
         out = 1 if len(weight_shape) == 1 else weight_shape[0]
-        gw = m.matmul(m.mT(m.reshape(g, (-1, out))), m.reshape(x, (-1, x.shape[-1])))
+        rows = math.prod(x.shape[:-1])
+        gw = m.matmul(m.mT(m.reshape(g, (rows, out))), m.reshape(x, (rows, x.shape[-1])))
         return m.reshape(gw, weight_shape)
 
     def vjp_bias(m, g, bias_shape):
