@@ -1,11 +1,12 @@
 """New tensors, and the one random generator they are drawn from."""
 
+import math
 import threading
 
 import numpy as np
 
-from minamp.formats import float32, is_floating
-from minamp.numbers import check_fits, check_integers, numbers
+from minamp.formats import float32, float64, format_of, is_floating
+from minamp.numbers import check_fits, check_integers, numbers, sizes
 from minamp.tensor import Tensor
 
 int64 = np.dtype(np.int64)
@@ -35,10 +36,6 @@ def set_rng_state(state):
     generator().bit_generator.state = state
 
 
-def _size(size):
-    return tuple(size[0]) if len(size) == 1 and isinstance(size[0], tuple | list) else tuple(size)
-
-
 def _new(array, dtype, device, requires_grad):
     out = Tensor(array).to(dtype)
     out = out if device is None else out.to(device)
@@ -50,21 +47,36 @@ def _check_floating(name, dtype):
         raise RuntimeError(f"{name}: draws floating values, dtype {dtype} can't hold them: use randint")
 
 
+def uniform(name, shape, dtype):
+    """An array of values in [0, 1), with as many bits as `dtype` holds just below 1: more would round up to 1."""
+    _check_floating(name, dtype)
+    if dtype.itemsize > 2:
+        return generator().random(shape, dtype)
+    steps = 2 / format_of(dtype).eps
+    return np.floor(generator().random(shape, np.float32) * steps) / steps
+
+
+def normal(name, shape, dtype):
+    """An array of standard normal values, float32 or float64."""
+    _check_floating(name, dtype)
+    return generator().standard_normal(shape, float64 if dtype == float64 else float32)
+
+
 def zeros(*size, dtype=float32, device=None, requires_grad=False):
     """Zeros; sizes as ints or one tuple."""
-    return full(_size(size), 0, dtype=dtype, device=device, requires_grad=requires_grad)
+    return full(sizes("zeros", size), 0, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def ones(*size, dtype=float32, device=None, requires_grad=False):
     """Ones; sizes as ints or one tuple."""
-    return full(_size(size), 1, dtype=dtype, device=device, requires_grad=requires_grad)
+    return full(sizes("ones", size), 1, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def full(size, fill_value, *, dtype=None, device=None, requires_grad=False):
     """`fill_value` everywhere: bool for a bool, int64 for an int, else float32. RuntimeError for one the dtype can't hold."""
-    filled = np.full(size, numbers("full", fill_value))
-    if dtype is None:
-        dtype = float32 if filled.dtype.kind == "f" else filled.dtype
+    filled = np.full(sizes("full", (size,)), numbers("full", fill_value))
+    usual = float32 if filled.dtype.kind == "f" else filled.dtype
+    dtype = usual if dtype is None else np.dtype(dtype)
     check_integers(filled, dtype)
     check_fits("full", fill_value, dtype)
     return _new(filled, dtype, device, requires_grad)
@@ -72,12 +84,16 @@ def full(size, fill_value, *, dtype=None, device=None, requires_grad=False):
 
 def empty(*size, dtype=float32, device=None, requires_grad=False):
     """Zeros: memory whose contents don't matter."""
-    return zeros(*size, dtype=dtype, device=device, requires_grad=requires_grad)
+    return zeros(sizes("empty", size), dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def arange(start, end=None, step=1, *, dtype=None, device=None, requires_grad=False):
     """start, start + step, ... below end: int64 for ints, float32 if any is a float."""
     start, end = (0, start) if end is None else (start, end)
+    if not step or not math.isfinite(end - start):
+        raise RuntimeError(
+            f"arange: from {start} to {end} by {step} has no end: give finite ends and a step that is not 0"
+        )
     if (end - start) * step < 0:
         raise RuntimeError(f"arange: from {start} to {end} leads no step of {step}: turn its sign round")
     if dtype is None:
@@ -87,34 +103,38 @@ def arange(start, end=None, step=1, *, dtype=None, device=None, requires_grad=Fa
 
 def linspace(start, end, steps, *, dtype=float32, device=None, requires_grad=False):
     """`steps` values from start to end, both included."""
+    (steps,) = sizes("linspace", (steps,))
     return _new(np.linspace(start, end, steps), dtype, device, requires_grad)
 
 
 def eye(n, m=None, *, dtype=float32, device=None, requires_grad=False):
     """The n by m identity matrix."""
-    return _new(np.eye(n, m), dtype, device, requires_grad)
+    return _new(np.eye(*sizes("eye", (n, n if m is None else m))), dtype, device, requires_grad)
 
 
 def randn(*size, dtype=float32, device=None, requires_grad=False):
     """Standard normal values."""
-    _check_floating("randn", dtype)
-    return _new(generator().standard_normal(_size(size), np.float32), dtype, device, requires_grad)
+    dtype = np.dtype(dtype)
+    return _new(normal("randn", sizes("randn", size), dtype), dtype, device, requires_grad)
 
 
 def rand(*size, dtype=float32, device=None, requires_grad=False):
     """Uniform values in [0, 1)."""
-    _check_floating("rand", dtype)
-    return _new(generator().random(_size(size), np.float32), dtype, device, requires_grad)
+    dtype = np.dtype(dtype)
+    return _new(uniform("rand", sizes("rand", size), dtype), dtype, device, requires_grad)
 
 
 def randint(low, high, size=None, *, dtype=int64, device=None):
     """Integers in [low, high); randint(high, size) counts from 0."""
     low, high, size = (0, low, high) if size is None else (low, high, size)
-    return _new(generator().integers(low, high, size), dtype, device, False)
+    if not low < high:
+        raise RuntimeError(f"randint: no integers lie in [{low}, {high}): give low < high")
+    return _new(generator().integers(low, high, sizes("randint", (size,))), dtype, device, False)
 
 
 def randperm(n, *, device=None):
     """The integers below n in random order."""
+    (n,) = sizes("randperm", (n,))
     return _new(generator().permutation(n), int64, device, False)
 
 

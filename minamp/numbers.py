@@ -1,6 +1,7 @@
-"""What a tensor can be made of: numbers and bools, and those that a dtype can hold."""
+"""What a tensor can be made of: numbers and bools, those that a dtype can hold, and sizes."""
 
 import math
+import operator
 
 import numpy as np
 
@@ -14,6 +15,18 @@ def numbers(name, data):
     if array.dtype.kind not in "biuf" and not is_floating(array.dtype):
         raise TypeError(f"{name}: needs numbers or bools, got {type(data).__name__} {data!r:.60}")
     return array
+
+
+def sizes(name, size):
+    """`size` - ints, or one tuple or list of them - as a tuple; TypeError for what is no int, RuntimeError below 0."""
+    size = tuple(size[0] if len(size) == 1 and isinstance(size[0], tuple | list) else size)
+    try:
+        size = tuple(operator.index(n) for n in size)
+    except TypeError:
+        raise TypeError(f"{name}: size {size} is not of ints: give ints or one tuple of them") from None
+    if any(n < 0 for n in size):
+        raise RuntimeError(f"{name}: size {size} has a negative number: give 0 or more")
+    return size
 
 
 def check_fits(name, value, dtype):

@@ -1,12 +1,12 @@
-"""Initial values, written into a tensor in place; the random ones are drawn from create.generator()."""
+"""Initial values, written into a tensor in place; the random ones are drawn as create.py's are."""
 
 import math
 
 import numpy as np
 
 from minamp import backends
-from minamp.create import generator
-from minamp.formats import cast, float32, float64
+from minamp.create import normal, uniform
+from minamp.formats import cast
 
 
 def _write(tensor, values):
@@ -15,23 +15,21 @@ def _write(tensor, values):
     return tensor
 
 
-def _precision(tensor):
-    return float64 if tensor.dtype == float64 else float32
-
-
 def uniform_(tensor, a=0.0, b=1.0):
-    """Uniform values between a and b."""
-    return _write(tensor, generator().random(tensor.shape, _precision(tensor)) * (b - a) + a)
+    """Uniform values in [a, b): what rounds up to b becomes a, as in PyTorch."""
+    values = cast(uniform("uniform_", tensor.shape, tensor.dtype) * (b - a) + a, tensor.dtype)
+    low, high = cast(np.array([a, b], np.float64), tensor.dtype)
+    return _write(tensor, np.where(values == high, low, values))
 
 
 def normal_(tensor, mean=0.0, std=1.0):
     """Normal values."""
-    return _write(tensor, generator().standard_normal(tensor.shape, _precision(tensor)) * std + mean)
+    return _write(tensor, normal("normal_", tensor.shape, tensor.dtype) * std + mean)
 
 
 def constant_(tensor, val):
     """`val` everywhere."""
-    return _write(tensor, np.full(tensor.shape, val, _precision(tensor)))
+    return _write(tensor, np.full(tensor.shape, val))
 
 
 def zeros_(tensor):
