@@ -137,7 +137,7 @@ class Node:
         self.order = next(_counter)  # inputs are made before outputs, so this is a topological order
         # Held weakly, since the leaf holds its Node: else only the garbage collector would free the two.
         self._leaf = None if leaf is None else weakref.ref(leaf)
-        self.hooks = None  # functions (gradient, dtype) -> gradient
+        self.hooks = None  # or a dict of functions (gradient, dtype) -> gradient
 
     def __getstate__(self):  # a weak reference can't be copied or pickled, and would lead to the original
         names = [n for n in self.__slots__ if n not in ("_leaf", "__weakref__")]
@@ -233,8 +233,9 @@ def run_backward(roots, gradients, retain_graph=False, create_graph=False, wante
             is_cast = node.op is not None and node.op.is_cast
             if count > 1 and is_half(node.dtype) and not is_cast and not create_graph:
                 g = backends.of(g).grid(g, node.dtype)
-            for hook in tuple(node.hooks or ()):  # a hook may remove itself
-                g, new = hook(g, node.dtype), False
+            if node.hooks:
+                for hook in list(node.hooks.values()):  # a hook may take itself off
+                    g, new = hook(g, node.dtype), False
             if node in captured:
                 captured[node], new = g, False
             if node.op is None:

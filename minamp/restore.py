@@ -150,7 +150,7 @@ class Snapshot:
         if node is not None:
             self._attributes(node, ["dtype", "hooks"])
             if node.hooks is not None:
-                self._list(node.hooks)
+                self._dict(node.hooks)
         self._dict(vars(x))
         inner = [(f"{path}.grad", x._grad), *((f"{path}.{k}", v) for k, v in vars(x).items())]
         return [(path, x._data), *inner]

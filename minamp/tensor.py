@@ -10,7 +10,7 @@ from minamp.backends import host
 from minamp.formats import bfloat16, float16, float32, float64, is_floating, is_half, widen
 from minamp.keys import ints_first
 from minamp.methods import OPS, Methods
-from minamp.numbers import check_fits, check_integers, numbers
+from minamp.numbers import check_fits, check_integers, numbers, sizes
 from minamp.record import grad_mode, leaf_node, run_backward
 
 _UNSAID = (float32, np.dtype(np.int64), np.dtype(np.bool_))  # dtypes that values show by themselves
@@ -286,8 +286,7 @@ class Tensor(Methods):
         """
         if not callable(hook):
             raise TypeError(f"register_hook: hook must be callable, got {type(hook).__name__}")
-        hooks = self._add_hook(lambda g, dtype: _call_hook(hook, g, dtype))
-        return _HookHandle(hooks, hooks[-1])
+        return self._add_hook(lambda g, dtype: _call_hook(hook, g, dtype))
 
     def retain_grad(self):
         """Keep .grad for a tensor that is not a leaf. RuntimeError if it requires no grad."""
@@ -306,9 +305,8 @@ class Tensor(Methods):
 
     def _add_hook(self, function):
         node = self._history()
-        node.hooks = node.hooks or []
-        node.hooks.append(function)
-        return node.hooks
+        node.hooks = node.hooks or {}
+        return HookHandle(node.hooks, function)
 
     # -- history and copies
 
@@ -465,16 +463,16 @@ class Tensor(Methods):
 
     def new_full(self, size, fill_value, dtype=None, requires_grad=False):
         """A tensor of that size filled with one value, in this one's dtype, on its device."""
-        filled, dtype = np.full(size, fill_value), np.dtype(dtype or self.dtype)
+        filled, dtype = np.full(sizes("new_full", (size,)), fill_value), np.dtype(dtype or self.dtype)
         check_integers(filled, dtype)
         check_fits("new_full", fill_value, dtype)
         return tensor(filled, dtype, requires_grad, self.device)
 
     def new_zeros(self, *size, dtype=None, requires_grad=False):
-        return self.new_full(size[0] if isinstance(size[0], tuple | list) else size, 0, dtype, requires_grad)
+        return self.new_full(sizes("new_zeros", size), 0, dtype, requires_grad)
 
     def new_ones(self, *size, dtype=None, requires_grad=False):
-        return self.new_full(size[0] if isinstance(size[0], tuple | list) else size, 1, dtype, requires_grad)
+        return self.new_full(sizes("new_ones", size), 1, dtype, requires_grad)
 
     def __setitem__(self, key, value):
         key = plain_key(key, self)
@@ -516,13 +514,15 @@ def _checked(data, requires_grad):
     return array.astype(float32) if isinstance(data, list | tuple) else array
 
 
-class _HookHandle:
+class HookHandle:
+    """What registering a hook returns: it stands in the dict `hooks` until remove()."""
+
     def __init__(self, hooks, hook):
-        self.hooks, self.hook = hooks, hook
+        self.hooks, self.key = hooks, object()
+        hooks[self.key] = hook
 
     def remove(self):
-        if self.hook in self.hooks:
-            self.hooks.remove(self.hook)
+        self.hooks.pop(self.key, None)
 
 
 def _travelling(g):

@@ -88,6 +88,65 @@ def test_creation_refuses_what_makes_no_sense():
             RuntimeError, match="draws floating values, dtype int64 can't hold them: use randint"
         ):
             draw(2, dtype=minamp.int64)
+    one = minamp.ones(1)
+    for make, name in [
+        (lambda: minamp.zeros(-1), "zeros"),
+        (lambda: minamp.ones((2, -1)), "ones"),
+        (lambda: minamp.empty(-1), "empty"),
+        (lambda: minamp.full((-1,), 0), "full"),
+        (lambda: minamp.rand(-1), "rand"),
+        (lambda: minamp.randn(2, -1), "randn"),
+        (lambda: minamp.randint(5, (-1,)), "randint"),
+        (lambda: minamp.randperm(-1), "randperm"),
+        (lambda: minamp.linspace(0, 1, -1), "linspace"),
+        (lambda: minamp.eye(2, -1), "eye"),
+        (lambda: one.new_zeros(-1), "new_zeros"),
+        (lambda: one.new_ones(-1), "new_ones"),
+        (lambda: one.new_full((-1,), 0), "new_full"),
+    ]:
+        with pytest.raises(
+            RuntimeError, match=rf"^{name}: size \(.*-1.*\) has a negative number: give 0 or more"
+        ):
+            make()
+    with pytest.raises(
+        TypeError, match=r"zeros: size \(2.5,\) is not of ints: give ints or one tuple of them"
+    ):
+        minamp.zeros(2.5)
+    with pytest.raises(RuntimeError, match=r"randint: no integers lie in \[5, 3\): give low < high"):
+        minamp.randint(5, 3, (2,))
+    for args in ((0, 1, 0), (0, float("inf")), (float("nan"),)):
+        with pytest.raises(
+            RuntimeError, match="arange: from .* by .* has no end: give finite ends and a step"
+        ):
+            minamp.arange(*args)
+
+
+@pytest.mark.parametrize("dtype, bits", [(float16, 11), (bfloat16, 8), (float32, 24), (float64, 53)])
+def test_random_values_have_the_bits_of_their_format(dtype, bits):
+    minamp.manual_seed(0)
+    like = minamp.zeros(100000, dtype=dtype)
+    for values in (minamp.rand(100000, dtype=dtype), minamp.rand_like(like)):
+        assert values.dtype == dtype
+        steps = values.double().data * 2.0**bits
+        assert (
+            0 <= steps.min() and steps.max() < 2.0**bits and (steps % 1 == 0).all() and (steps % 2 == 1).any()
+        )
+        assert abs(values.double().mean().item() - 0.5) < 0.004
+    if dtype == float64:
+        values = minamp.randn(1000, dtype=dtype).data
+        assert (values != values.astype(np.float32)).mean() > 0.99
+    minamp.manual_seed(0)
+    assert minamp.rand(1).item() == np.random.default_rng(0).random(1, np.float32).item()
+
+
+def test_creation_takes_numpys_scalar_types():
+    one = minamp.ones(1)
+    for make in (minamp.rand, minamp.randn, minamp.zeros, minamp.ones, one.new_ones):
+        assert make(2, dtype=np.float16).dtype == float16
+    for make in (minamp.full, one.new_full):
+        assert make((1,), 0.5, dtype=np.float16).dtype == float16
+        with pytest.raises(RuntimeError, match="full: value 1000000000.0 can't be held by float16"):
+            make((1,), 1e9, dtype=np.float16)
 
 
 @pytest.mark.parametrize("dtype", [float32, float16, bfloat16])
