@@ -7,6 +7,7 @@ from minamp.formats import float32
 from minamp.nn import functional as F
 from minamp.nn import init
 from minamp.nn.module import Module, Parameter
+from minamp.ops.indexing import padding_row
 from minamp.record import no_grad
 
 
@@ -180,19 +181,13 @@ class Embedding(Module):
 
     def __init__(self, num_embeddings, embedding_dim, padding_idx=None, device=None, dtype=None):
         super().__init__()
-        if padding_idx is not None:
-            if not -num_embeddings <= padding_idx < num_embeddings:
-                raise AssertionError(
-                    f"Embedding: padding_idx {padding_idx} is outside a table of {num_embeddings} rows: "
-                    f"give 0 to {num_embeddings - 1}"
-                )
-            padding_idx %= num_embeddings
-        self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.padding_idx = padding_row("Embedding", padding_idx, num_embeddings)
         self.weight = new_parameter((num_embeddings, embedding_dim), dtype=dtype, device=device)
         init.normal_(self.weight)
         if padding_idx is not None:
             with no_grad():
-                self.weight[padding_idx] = 0.0
+                self.weight[self.padding_idx] = 0.0
 
     def forward(self, index):
         return F.embedding(index, self.weight, self.padding_idx)

@@ -181,6 +181,17 @@ class masked_fill:
 # -------------------------------------------------------------------------------------------------------- embedding, classes
 
 
+def padding_row(name, padding_idx, rows):
+    """`padding_idx` (or None) counted from the first of `rows`; AssertionError, as in PyTorch, for one outside of them."""
+    if padding_idx is None:
+        return None
+    if not -rows <= padding_idx < rows:
+        raise AssertionError(
+            f"{name}: padding_idx {padding_idx} is outside a table of {rows} rows: give 0 to {rows - 1}"
+        )
+    return padding_idx % rows
+
+
 @op(policy=NOT_LISTED, stored=True)
 class embedding:
     """Rows of weight (num, dim) at the integers in input (any shape); a row picked twice gets the float32 sum of both gradients.
@@ -199,13 +210,7 @@ class embedding:
             raise IndexError(
                 f"embedding: id {bad} is out of range for a table of {num} rows: give 0 to {num - 1}"
             )
-        if padding_idx is not None:
-            if not -num <= padding_idx < num:
-                raise AssertionError(
-                    f"embedding: padding_idx {padding_idx} is outside a table of {num} rows: give 0 to {num - 1}"
-                )
-            padding_idx %= num
-        return (input, weight), {"padding_idx": padding_idx}
+        return (input, weight), {"padding_idx": padding_row("embedding", padding_idx, num)}
 
     def forward(m, ids, weight, *, padding_idx):
         return m.index(weight, ids)
