@@ -34,21 +34,6 @@ def _gradients(name, parameters):
     return gradients
 
 
-def _norm(x, p):
-    """The p-norm of an array, summed in float32 (float64 for float64)."""
-    m = backends.of(x)
-    if not x.size and p != 0:
-        return m.full((), math.inf if p < 0 else 0.0, float32)
-    x = m.abs(m.widen(x))
-    if p == math.inf:
-        return m.amax(x)
-    if p == -math.inf:
-        return -m.amax(-x)
-    if p == 2:
-        return m.sqrt(m.sum(x * x))
-    return m.sum(x**p) ** (1 / p) if p else m.sum(m.cast(x != 0, x.dtype))
-
-
 @announced("clip_grad_norm_")
 @quiet
 def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False):
@@ -56,16 +41,17 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=Fals
 
     The factor is min(max_norm / (norm + 1e-6), 1), so an infinite norm sets the finite gradients to 0, and a
     nan all to nan. Norms are float32 whatever the gradients' format. parameters: Tensors or one Tensor;
-    norm_type: any power, or inf. RuntimeError with error_if_nonfinite=True for a norm that is inf or nan; the
-    gradients are then untouched.
+    norm_type: any power, or inf; gradients without values count for nothing. RuntimeError with
+    error_if_nonfinite=True for a norm that is inf or nan; the gradients are then untouched.
     """
-    gradients = _gradients("clip_grad_norm_", parameters)
+    gradients = [g for g in _gradients("clip_grad_norm_", parameters) if g.numel()]
     max_norm, norm_type = float(max_norm), float(norm_type)
     if not gradients:
         return Tensor(np.float32(0.0))
     m = backends.of(gradients[0]._data)
-    norms = [m.reshape(m.asarray(_norm(g._data, norm_type)), (1,)) for g in gradients]
-    total = m.asarray(_norm(m.cat(norms, 0), norm_type))
+    norms = [m.vector_norm(g._data, norm_type, tuple(range(g.ndim))) for g in gradients]
+    norms = m.cat([m.reshape(m.asarray(norm), (1,)) for norm in norms], 0)
+    total = m.asarray(m.vector_norm(norms, norm_type, (0,)))
     if error_if_nonfinite and not math.isfinite(Tensor(total).item()):
         raise RuntimeError(
             f"clip_grad_norm_: the gradients' norm of order {norm_type} is {total}, so they can't be "
@@ -100,9 +86,18 @@ def parameters_to_vector(parameters):
 
 
 def vector_to_parameters(vec, parameters):
-    """Write consecutive pieces of a 1-D tensor into the parameters, in place."""
+    """Write consecutive pieces of a 1-D tensor into the parameters, in place. RuntimeError for one that is too short."""
+    if not isinstance(vec, Tensor):
+        raise no_tensor("vector_to_parameters", "vec", vec)
+    parameters = list(parameters)
+    needed = sum(p.numel() for p in parameters)
+    if vec.ndim != 1 or vec.numel() < needed:
+        raise RuntimeError(
+            f"vector_to_parameters: vec has shape {vec.shape}, the parameters hold {needed} values: give a vector of "
+            "as many"
+        )
     at = 0
     for p in parameters:
-        p._data[...] = vec._data[at : at + p.numel()].reshape(p.shape)
+        p._data[...] = backends.cast(vec._data[at : at + p.numel()], p.dtype).reshape(p.shape)
         p._version[0] += 1
         at += p.numel()
