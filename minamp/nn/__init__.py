@@ -1,7 +1,7 @@
 """Networks: Module and Parameter, the layers, the losses, their initialisation, clip_grad_norm_."""
 
 from minamp.nn import functional, init, utils
-from minamp.nn.containers import ModuleList, Sequential
+from minamp.nn.containers import ModuleDict, ModuleList, Sequential
 from minamp.nn.layers import Conv1d, Conv2d, ConvTranspose2d, Embedding, Linear, PReLU
 from minamp.nn.losses import (
     BCELoss,
@@ -66,6 +66,7 @@ __all__ = [
     "MSELoss",
     "MaxPool2d",
     "Module",
+    "ModuleDict",
     "ModuleList",
     "NLLLoss",
     "PReLU",

@@ -1,4 +1,4 @@
-"""Sequential and ModuleList: modules in order."""
+"""Sequential, ModuleList and ModuleDict: modules in order."""
 
 import operator
 
@@ -21,7 +21,7 @@ class _Ordered(Module):
         return self._modules[self._name(i)]
 
     def __setitem__(self, i, module):
-        setattr(self, self._name(i), module)
+        self.add_module(self._name(i), module)
 
     def __delitem__(self, i):
         del self._modules[self._name(i)]
@@ -42,6 +42,9 @@ class _Ordered(Module):
 
     def extend(self, modules):
         """Add modules at the end; returns self."""
+        modules = list(modules)
+        for i, module in enumerate(modules, len(self)):
+            self._check_module(str(i), module)
         for module in modules:
             self.append(module)
         return self
@@ -79,7 +82,70 @@ class ModuleList(_Ordered):
 
     def insert(self, i, module):
         """Put a module before position i."""
-        modules = list(self)
+        i = operator.index(i)
+        self.append(module)  # under one name more, which refuses what is no module
+        *modules, module = self
         modules.insert(i, module)
+        self._modules.update(zip(list(self._modules), modules, strict=True))
+
+
+class ModuleDict(Module):
+    """A dict of modules whose parameters count as the owner's; it has no forward of its own.
+
+    Its keys are names, so none holds a dot, and none is an attribute's, such as "keys".
+    """
+
+    def __init__(self, modules=None):
+        super().__init__()
+        if modules is not None:
+            self.update(modules)
+
+    def _name(self, key):
+        if key not in self._modules:
+            raise KeyError(f"ModuleDict: no module is called {key!r}: it has {', '.join(self) or 'none'}")
+        return key
+
+    def __getitem__(self, key):
+        return self._modules[self._name(key)]
+
+    def __setitem__(self, key, module):
+        self.add_module(key, module)
+
+    def __delitem__(self, key):
+        del self._modules[self._name(key)]
+
+    def __contains__(self, key):
+        return key in self._modules
+
+    def __len__(self):
+        return len(self._modules)
+
+    def __iter__(self):
+        return iter(self._modules)
+
+    def keys(self):
+        return self._modules.keys()
+
+    def values(self):
+        return self._modules.values()
+
+    def items(self):
+        return self._modules.items()
+
+    def update(self, modules):
+        """Add the modules of a dict, of a ModuleDict or of (name, module) pairs."""
+        try:
+            modules = dict(modules)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"ModuleDict.update: {error}: give a dict or (name, module) pairs") from None
+        for name, module in modules.items():
+            self._check_module(name, module)
+        self._modules.update(modules)
+
+    def pop(self, key):
+        """Take the module of that name out; returns it."""
+        return self._modules.pop(self._name(key))
+
+    def clear(self):
+        """Take all modules out."""
         self._modules.clear()
-        self.extend(modules)

@@ -9,7 +9,7 @@ from minamp import backends
 from minamp.announce import announced
 from minamp.formats import bfloat16, float16, float32, float64, is_floating
 from minamp.numbers import numbers
-from minamp.tensor import Tensor, to_arguments
+from minamp.tensor import HookHandle, Tensor, to_arguments
 
 
 class Parameter(Tensor):
@@ -44,21 +44,10 @@ class _IncompatibleKeys(namedtuple("IncompatibleKeys", ["missing_keys", "unexpec
         )
 
 
-class _Handle:
-    """What registering a hook returns: remove() takes the hook off again."""
-
-    def __init__(self, hooks, hook):
-        self.hooks, self.key = hooks, object()
-        hooks[self.key] = hook
-
-    def remove(self):
-        self.hooks.pop(self.key, None)
-
-
 class Module:
     """Base class of networks and layers: set Parameters and Modules as attributes, write forward(), call it.
 
-    Names, order and behaviour of everything here are those of torch.nn.Module.
+    Names and order are torch.nn.Module's, behaviour too unless a docstring says otherwise.
     """
 
     def __init__(self):
@@ -71,23 +60,23 @@ class Module:
         raise NotImplementedError(f"{type(self).__name__} has no forward(): define it")
 
     def __call__(self, *args, **kwargs):
-        for hook in self._forward_pre_hooks.values():
+        for hook in list(self._forward_pre_hooks.values()):  # a hook may take itself off
             changed = hook(self, args)
             if changed is not None:
                 args = changed if isinstance(changed, tuple) else (changed,)
         out = self.forward(*args, **kwargs)
-        for hook in self._forward_hooks.values():
+        for hook in list(self._forward_hooks.values()):
             changed = hook(self, args, out)
             out = out if changed is None else changed
         return out
 
     def register_forward_hook(self, hook):
         """Call hook(module, args, output) after every forward; what it returns replaces the output."""
-        return _Handle(self._forward_hooks, hook)
+        return HookHandle(self._forward_hooks, hook)
 
     def register_forward_pre_hook(self, hook):
         """Call hook(module, args) before every forward; what it returns replaces the arguments."""
-        return _Handle(self._forward_pre_hooks, hook)
+        return HookHandle(self._forward_pre_hooks, hook)
 
     # -- attributes: parameters, buffers and modules live in their tables, everything else is plain
 
@@ -101,10 +90,10 @@ class Module:
                 )
             object.__setattr__(self, name, value)
         elif isinstance(value, Parameter):
-            self._forget(name)
+            self._forget(name, but=self._parameters)
             self._parameters[name] = value
-        elif isinstance(value, Module):
-            self._forget(name)
+        elif isinstance(value, Module) and name not in self._parameters:
+            self._forget(name, but=self._modules)
             self._modules[name] = value
         else:
             for table, kind in (("_parameters", Parameter), ("_modules", Module), ("_buffers", Tensor)):
@@ -132,19 +121,19 @@ class Module:
     def __dir__(self):
         return [*super().__dir__(), *self._parameters, *self._buffers, *self._modules]
 
-    def _forget(self, name):
-        """Take `name` out of whichever table has it."""
+    def _forget(self, name, but=None):
+        """Take `name` out of every table but one, in which it keeps its place; whether any of the others had it."""
         self._non_persistent.discard(name)
         found = False
         for table in (self.__dict__, self._parameters, self._buffers, self._modules):
-            if name in table:
+            if name in table and table is not but:
                 del table[name]
                 found = True
         return found
 
     def _check_name(self, name, table):
         if not isinstance(name, str) or "." in name or not name:
-            raise KeyError(
+            raise (KeyError if isinstance(name, str) else TypeError)(
                 f"{type(self).__name__}: {name!r} can't be a name here: give a string without a dot"
             )
         if hasattr(self, name) and name not in table:
@@ -173,10 +162,13 @@ class Module:
 
     def add_module(self, name, module):
         """Add a Module (or None) under `name`."""
+        self._check_module(name, module)
+        self._modules[name] = module
+
+    def _check_module(self, name, module):
         self._check_name(name, self._modules)
         if module is not None and not isinstance(module, Module):
             raise TypeError(f"module {name!r} must be a Module or None, got {type(module).__name__}")
-        self._modules[name] = module
 
     register_module = add_module
 
@@ -344,8 +336,9 @@ class Module:
     def load_state_dict(self, state_dict, strict=True):
         """Copy the tensors (or arrays) of `state_dict` into this module's, casting to its dtypes.
 
-        strict=True: the names must be exactly this module's. RuntimeError lists every missing name,
-        unexpected name and wrong shape, and then nothing was loaded. Returns (missing_keys, unexpected_keys).
+        strict=True: the names must be exactly this module's. RuntimeError lists every missing name, unexpected
+        name, wrong shape and value that is no tensor, and then nothing was loaded. Returns (missing_keys,
+        unexpected_keys).
         """
         if not isinstance(state_dict, Mapping):
             raise TypeError(f"load_state_dict: expected a dict of tensors, got {type(state_dict).__name__}")
@@ -360,20 +353,27 @@ class Module:
         for name, t in own.items():
             if name in state_dict:
                 value = state_dict[name]
-                array = found[name] = value._data if isinstance(value, Tensor) else backends.array(value)
+                try:
+                    array = numbers(name, value._data if isinstance(value, Tensor) else value)
+                except TypeError as error:
+                    errors.append(f"{error}.")
+                    continue
                 if array.shape != t.shape:
                     errors.append(
                         f"size mismatch for {name}: copying a param with shape {array.shape} from "
                         "checkpoint, "
                         f"the shape in current model is {t.shape}."
                     )
+                found[name] = array
         if errors:
             raise RuntimeError(
                 f"Error(s) in loading state_dict for {type(self).__name__} (nothing was loaded):\n\t"
                 + "\n\t".join(errors)
             )
         for name, array in found.items():
-            own[name]._data[...] = backends.cast(backends.move(array, own[name].device), own[name].dtype)
+            found[name] = backends.cast(backends.move(array, own[name].device), own[name].dtype)
+        for name, array in found.items():
+            own[name]._data[...] = array
             own[name]._version[0] += 1
         return _IncompatibleKeys(missing, unexpected)
 
