@@ -19,7 +19,8 @@ import numpy as np
 from minamp import backends
 from minamp.anomaly import set_detect_anomaly
 from minamp.autocast import state as autocast_state
-from minamp.create import generator
+from minamp.backends import errors
+from minamp.create import _local, generator
 from minamp.record import grad_mode, observers
 from minamp.tensor import Tensor
 
@@ -92,7 +93,9 @@ class Snapshot:
         self._dict(autocast_state.cache)
         self._list(observers)
         self._attributes(set_detect_anomaly, ["_current"])
+        self._attributes(errors, ["checking"])
         self._rng(generator())
+        self._attributes(_local, ["generator"])  # manual_seed makes another one
         legacy, python = np.random.get_state(), random.getstate()
         self._undo.append(lambda: np.random.set_state(legacy))
         self._undo.append(lambda: random.setstate(python))

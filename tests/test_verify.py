@@ -14,6 +14,9 @@ import minamp
 import minamp.nn.functional as F
 from minamp import autocast, nn, optim, verify_amp, watch
 from minamp.autocast import state, without_autocast
+from minamp.autograd import is_anomaly_enabled, set_detect_anomaly
+from minamp.backends import errors
+from minamp.create import generator
 from minamp.record import observers
 from minamp.restore import restored
 from minamp.verify.report import Pair, Report, Seen
@@ -409,6 +412,44 @@ def test_options_and_groups_come_back():
     assert [g["lr"] for g in loop.optimizer.param_groups] == [1e-3]
 
 
+def test_a_step_that_seeds_leaves_the_generator_that_was_there():
+    loop = Loop(8, 4)
+
+    def step():
+        minamp.manual_seed(7)
+        loop.step()
+
+    minamp.manual_seed(3)
+    expected = minamp.rand(3).tolist()
+    for look in (lambda: verify_amp(step, rounds=1, **loop.parts), lambda: minamp.doctor(step, **loop.parts)):
+        held = minamp.manual_seed(3)
+        look()
+        assert generator() is held and minamp.rand(3).tolist() == expected
+
+
+def test_switches_that_a_block_leaves_on_are_off_again():
+    with restored():
+        minamp.debug(sync=True)
+        set_detect_anomaly(True)
+    assert not errors.checking and not is_anomaly_enabled() and observers == []
+    minamp.debug(sync=False)
+    set_detect_anomaly(True)
+    try:
+        with restored():
+            set_detect_anomaly(False)
+            minamp.debug(sync=True)
+        assert is_anomaly_enabled() and len(observers) == 1 and not errors.checking
+    finally:
+        set_detect_anomaly(False)
+    assert observers == []
+
+
+def test_an_observer_that_a_block_leaves_behind_goes():
+    with restored():
+        watch.first_bad_op().__enter__()
+    assert observers == []
+
+
 def test_without_autocast_switches_every_kind_of_region_off():
     a = minamp.randn(4, 4)
 
@@ -436,6 +477,17 @@ def test_errors():
         verify_amp(loop.step())
     with pytest.raises(ValueError, match="rounds must be at least 1, got 0"):
         verify_amp(loop.step, rounds=0)
+    for rounds in "a", 1.5:
+        with pytest.raises(TypeError, match=f"rounds must be a whole number, got {rounds!r}: give rounds=10"):
+            verify_amp(loop.step, rounds=rounds)
+    for name, kind, wrong in (
+        ("model", "Module", loop.optimizer),
+        ("optimizer", "Optimizer", [loop.optimizer]),
+        ("scaler", "GradScaler", 3),
+    ):
+        given = f"{name} must be one {kind} or None, got {type(wrong).__name__}: give {name}={name}"
+        with pytest.raises(TypeError, match=given):
+            verify_amp(loop.step, **{name: wrong})
     with pytest.raises(
         RuntimeError, match=r"step ran no backward\(\) that reached a parameter: give a function"
     ):

@@ -30,7 +30,7 @@ def verify_amp(step, *, model=None, optimizer=None, scaler=None, rounds=10):
     What is given of model, optimizer and scaler has its old state afterwards, bit for bit, and so has minamp's generator of
     random numbers; a data iterator that the step draws from has moved on. Meanwhile the scaler's scale is 1, so that no step
     is skipped for an overflow: a skipped step would be a quicker one.
-    TypeError for a step that can't be called, ValueError for rounds below 1, RuntimeError if the step runs no backward, or
+    TypeError for an argument of the wrong kind, ValueError for rounds below 1, RuntimeError if the step runs no backward, or
     fails with autocast switched off: half weights and float32 data, for one, meet in autocast only.
     """
     if not callable(step):
@@ -38,6 +38,17 @@ def verify_amp(step, *, model=None, optimizer=None, scaler=None, rounds=10):
             f"verify_amp: step must be a function that does one training step, got {type(step).__name__}: "
             "write `def step(): ...` and give step, not step()"
         )
+    for name, given, needed, kind in (
+        ("model", model, "named_parameters", "Module"),
+        ("optimizer", optimizer, "state", "Optimizer"),
+        ("scaler", scaler, "is_enabled", "GradScaler"),
+    ):
+        if given is not None and not hasattr(given, needed):
+            raise TypeError(
+                f"verify_amp: {name} must be one {kind} or None, got {type(given).__name__}: give {name}={name}"
+            )
+    if not isinstance(rounds, int):
+        raise TypeError(f"verify_amp: rounds must be a whole number, got {rounds!r}: give rounds=10")
     if rounds < 1:
         raise ValueError(f"verify_amp: rounds must be at least 1, got {rounds}")
     with restored(model=model, optimizer=optimizer, scaler=scaler):
@@ -164,15 +175,15 @@ def _peak_bytes(step, device):
     return peak.bytes
 
 
-def _overhead(device, count=100):
-    """Seconds that an op takes whatever its size: the mean of a forward and backward through additions of single numbers."""
+def _overhead(device):
+    """Seconds that an op takes whatever its size: the mean of a forward and backward through 100 additions of single numbers."""
     one = Tensor(backends.move(np.ones((), float32), device), requires_grad=True)
 
     def chain():
         y = one
-        for _ in range(count):
+        for _ in range(100):
             y = y + 1.0
         y.backward()
 
     chain()
-    return _median(_seconds(chain) for _ in range(5)) / (2 * count)
+    return _median(_seconds(chain) for _ in range(5)) / 200
