@@ -7,7 +7,6 @@ All state is thread-local: a new thread starts outside every region.
 import functools
 import inspect
 import threading
-import warnings
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from minamp.formats import bfloat16, float16, float32, is_half
 from minamp.methods import OPS
 from minamp.record import enable_grad, grad_mode
 from minamp.tensor import Tensor
+from minamp.warn import warn
 
 
 class _State(threading.local):
@@ -87,10 +87,8 @@ class autocast:
         self.dtype = None if dtype is None else np.dtype(dtype)
         self.enabled, self.cache_enabled = bool(enabled), cache_enabled
         if self.enabled and self.dtype is not None and not is_half(self.dtype):
-            warnings.warn(
-                f"autocast: dtype {self.dtype} is not a half format, the region is disabled: use {float16} or {bfloat16}",
-                UserWarning,
-                stacklevel=2,
+            warn(
+                f"autocast: dtype {self.dtype} is not a half format, the region is disabled: use {float16} or {bfloat16}"
             )
             self.enabled = False
 

@@ -181,6 +181,18 @@ def test_with_debug_a_failing_step_is_named(gpu):
             scaler.step(optimizer)
 
 
+def test_with_debug_a_failing_unscale_names_the_users_line(gpu):
+    w = minamp.ones(3, device="cuda", requires_grad=True)
+    optimizer, scaler = optim.SGD([w], lr=0.1), GradScaler()
+    scaler.scale(w.sum()).backward()
+    faults.fail_kernel(0)
+    with (
+        minamp.debug(sync=True),
+        pytest.raises(RuntimeError, match=r"Called at .*: scaler.unscale_\(optimizer\)"),
+    ):
+        scaler.unscale_(optimizer)
+
+
 def test_every_op_is_waited_for(gpu):
     x = minamp.ones(3, device="cuda", requires_grad=True)
 

@@ -11,9 +11,10 @@ import numpy as np
 
 from minamp.backends import device
 
-# whose frames are nobody's own code: ours, and NumPy's decorators between them
-NOT_USERS = tuple(
-    os.path.dirname(f) + os.sep for f in (os.path.dirname(os.path.abspath(__file__)), np.__file__)
+# whose frames are nobody's own code: ours, and NumPy's and contextlib's decorators between them
+NOT_USERS = (
+    *(os.path.dirname(f) + os.sep for f in (os.path.dirname(os.path.abspath(__file__)), np.__file__)),
+    contextlib.__file__,
 )
 # By name: looking at the classes would load their libraries, which may be what is missing.
 _KERNEL_ERRORS = {"CUDARuntimeError", "CUDADriverError", "CUBLASError"}
@@ -105,13 +106,14 @@ def wait(what):
 def user_line():
     """'file:line in function: code' of the innermost frame outside minamp."""
     frame = sys._getframe(1)
-    while frame is not None and _ours(frame.f_code.co_filename):
+    while frame is not None and ours(frame.f_code.co_filename):
         frame = frame.f_back
     return "no user code on the stack" if frame is None else place(frame, frame.f_lineno)
 
 
 @functools.lru_cache(1024)
-def _ours(file):
+def ours(file):
+    """Whether code of that file is nobody's own."""
     return file.startswith(NOT_USERS)
 
 

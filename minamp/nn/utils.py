@@ -1,7 +1,6 @@
 """Gradient clipping, and parameters as one vector."""
 
 import math
-import warnings
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from minamp.formats import float32
 from minamp.methods import OPS
 from minamp.quiet import quiet
 from minamp.tensor import Tensor
+from minamp.warn import warn
 
 
 def _gradients(name, parameters):
@@ -22,7 +22,7 @@ def _gradients(name, parameters):
         was_generator = not hasattr(parameters, "__len__")
         parameters = list(parameters)
         if was_generator and not parameters:
-            warnings.warn(f"{name}: got an empty generator, nothing was clipped", UserWarning, stacklevel=3)
+            warn(f"{name}: got an empty generator, nothing was clipped")
     gradients = []
     for i, p in enumerate(parameters):
         if not isinstance(p, Tensor):

@@ -1,11 +1,11 @@
 """Losses. Each is computed in float32 and averaged before it is rounded, so a half loss overflows only if its mean does."""
 
 import math
-import warnings
 
 import numpy as np
 
 from minamp.op import FP32, op
+from minamp.warn import warn
 
 # --------------------------------------------------------------------------------------------------------------- reductions
 
@@ -24,11 +24,9 @@ def check_reduction(name, reduction, allowed=REDUCTIONS):
 def _check_shapes(name, input, target):
     """Different shapes broadcast, but hardly ever as meant: (N,) against (N, 1) is N x N losses. PyTorch warns as well."""
     if input.shape != target.shape:
-        warnings.warn(
+        warn(
             f"{name}: target {target.shape} and input {input.shape} differ in shape and will be broadcast: "
-            "reshape one to the shape of the other",
-            UserWarning,
-            stacklevel=6,
+            "reshape one to the shape of the other"
         )
 
 
@@ -163,11 +161,9 @@ class kl_div:
 
     def call(input, target, reduction="mean", log_target=False):
         if reduction == "mean":
-            warnings.warn(
+            warn(
                 "kl_div: reduction='mean' divides by the number of entries, not by the batch size: "
-                "use 'batchmean' for the divergence",
-                UserWarning,
-                stacklevel=4,
+                "use 'batchmean' for the divergence"
             )
         return _pair(
             "kl_div", input, target, reduction, ("mean", "batchmean", "sum", "none"), log_target=log_target

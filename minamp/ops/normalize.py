@@ -4,7 +4,6 @@ Nothing is kept for backward but the input (or, for softmax, the output): mean a
 """
 
 import math
-import warnings
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from minamp.formats import float32, float64, format_of, is_floating
 from minamp.op import FP32, FP32_SET_OPT_DTYPE, NOT_LISTED, op
 from minamp.ops.shape import dim_of
 from minamp.tensor import same_device
+from minamp.warn import warn
 
 # ------------------------------------------------------------------------------------------------------------------- softmax
 
@@ -26,7 +26,7 @@ def _softmax_arguments(name, x, dim, dtype):
     _floating(name, x, dtype)
     if dim is None:
         dim = 0 if x.ndim in (0, 1, 3) else 1
-        warnings.warn(f"{name}: dim is not given, {dim} is taken: pass dim=", UserWarning, stacklevel=5)
+        warn(f"{name}: dim is not given, {dim} is taken: pass dim=")
     return (x,), {"dim": dim_of(name, x, dim), "dtype": dtype}
 
 
