@@ -45,8 +45,8 @@ class saved_bytes(observe):
 class peak_memory:
     """Context manager: `bytes`, the most that a block had allocated at once beside what was there when it began.
 
-    device: 'cpu' counts what Python and NumPy allocate (tracemalloc, which slows small ops several times); 'cuda' counts the
-    pool's blocks and waits for the GPU at both ends. One at a time.
+    device: 'cpu' counts what Python and NumPy allocate (tracemalloc, which slows small ops several times; one that was on goes
+    on, its peak starts anew); 'cuda' counts the pool's blocks and waits for the GPU at both ends. One at a time.
     """
 
     def __init__(self, device="cpu"):
@@ -54,7 +54,11 @@ class peak_memory:
 
     def __enter__(self):
         if self.device.type == "cpu":
-            tracemalloc.start()
+            self._started = not tracemalloc.is_tracing()
+            if self._started:
+                tracemalloc.start()
+            tracemalloc.reset_peak()
+            self._before = tracemalloc.get_traced_memory()[0]
         else:
             cuda.synchronize()
             cuda.reset_peak_memory_stats(self.device)
@@ -63,8 +67,9 @@ class peak_memory:
 
     def __exit__(self, *_):
         if self.device.type == "cpu":
-            self.bytes = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
+            self.bytes = tracemalloc.get_traced_memory()[1] - self._before
+            if self._started:
+                tracemalloc.stop()
         else:
             cuda.synchronize()
             self.bytes = cuda.max_memory_allocated(self.device) - self._before
