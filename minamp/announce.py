@@ -6,8 +6,21 @@ function is defined, so it does not matter by which name the user's loop holds i
 
 import functools
 import inspect
+import threading
 
-listeners = []  # objects with begin(name, arguments) and end(); usually none
+listeners = []  # those that are entered, of all threads; usually none
+
+
+class listen:
+    """Context manager for classes with begin(name, arguments) and end(): told of the calls in the thread that entered it."""
+
+    def __enter__(self):
+        self.thread = threading.get_ident()
+        listeners.append(self)
+        return self
+
+    def __exit__(self, *_):
+        listeners.remove(self)
 
 
 def announced(name):
@@ -25,7 +38,8 @@ def announced(name):
         def announcing(*args, **kwargs):
             if not listeners:
                 return function(*args, **kwargs)
-            told = list(listeners)
+            here = threading.get_ident()
+            told = [listener for listener in listeners if listener.thread == here]
             for listener in told:
                 listener.begin(name, {**defaults, **dict(zip(names, args, strict=False)), **kwargs})
             try:

@@ -279,7 +279,9 @@ class observe:
     """Context manager: `function(phase, op, inputs, output)` sees every op that runs inside.
 
     phase 'forward': inputs are the op's arguments, output its Tensor. phase 'backward': inputs are (incoming gradient, Node,
-    argument number), output the gradient array for that argument. A subclass may have `see` in place of the function.
+    argument number), output the gradient array for that argument. An autograd.Function's incoming gradient is a tuple, one for
+    each output, None where there is none. Ops of other threads are not shown. A subclass may have `see` in place of the
+    function.
     """
 
     def __init__(self, function):
@@ -288,9 +290,14 @@ class observe:
     def see(self, phase, op, inputs, output):
         self.function(phase, op, inputs, output)
 
+    def _told(self, *event):
+        if threading.get_ident() == self.thread:
+            self.see(*event)
+
     def __enter__(self):
-        observers.append(self.see)
+        self.thread = threading.get_ident()
+        observers.append(self._told)
         return self
 
     def __exit__(self, *_):
-        observers.remove(self.see)
+        observers.remove(self._told)

@@ -1,9 +1,11 @@
+import threading
+
 import pytest
 
-from minamp.announce import announced, listeners
+from minamp.announce import announced, listen
 
 
-class Listener:
+class Listener(listen):
     def __init__(self):
         self.heard = []
 
@@ -16,10 +18,8 @@ class Listener:
 
 @pytest.fixture
 def listener():
-    one = Listener()
-    listeners.append(one)
-    yield one
-    listeners.remove(one)
+    with Listener() as one:
+        yield one
 
 
 @announced("half")
@@ -43,3 +43,10 @@ def test_the_end_is_told_also_when_it_raises(listener):
 
 def test_without_listeners_it_is_the_function_it_was():
     assert half(9) == 4 and half.__doc__ == "Half of x." and half.__name__ == "half"
+
+
+def test_the_calls_of_another_thread_are_not_told(listener):
+    other = threading.Thread(target=half, args=(7,))
+    other.start()
+    other.join()
+    assert listener.heard == []

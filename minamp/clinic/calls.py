@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from minamp import backends
-from minamp.announce import announced, listeners
+from minamp.announce import announced, listen
 from minamp.autocast import state as autocast_state
 from minamp.backends.errors import user_line
 from minamp.clinic.trace import Call, Gradient, Value, largest, length
@@ -22,7 +22,7 @@ WRITE_GRADIENTS = {"backward", "scaler.unscale_", "scaler.step", "clip_grad_norm
 WRITE_GRADIENTS |= {f"optimizer.{name}" for name in METHODS["optimizer"]}
 
 
-class Calls:
+class Calls(listen):
     """Context manager: the calls of the loop that happen inside, as events of `trace`. `patient` names the parameters."""
 
     def __init__(self, trace, patient):
@@ -37,11 +37,10 @@ class Calls:
             *_announce([self.patient.scaler] if self.patient.scaler else [], "scaler"),
             *_announce(self.patient.optimizers, "optimizer"),
         ]
-        listeners.append(self)
-        return self
+        return super().__enter__()
 
-    def __exit__(self, *_):
-        listeners.remove(self)
+    def __exit__(self, *error):
+        super().__exit__(*error)
         for kind, name, method in self._replaced:
             setattr(kind, name, method)
         for held in (self.gradient_arrays, self._held, self.moving):
@@ -172,18 +171,11 @@ class Calls:
         return found
 
 
-class Backwards:
+class Backwards(listen):
     """Context manager that counts the calls of backward and grad that have begun inside."""
 
     def __init__(self):
         self.count = 0
-
-    def __enter__(self):
-        listeners.append(self)
-        return self
-
-    def __exit__(self, *_):
-        listeners.remove(self)
 
     def begin(self, name, arguments):
         self.count += name in ("backward", "grad")
