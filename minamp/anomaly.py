@@ -12,10 +12,12 @@ from minamp.tensor import Tensor
 _lines = weakref.WeakKeyDictionary()  # Node -> the line that made it
 
 
-def remember_line(output):
-    """Note the line of user code that is making the Tensor `output`; for observers of a forward."""
-    if output._node is not None:
-        _lines[output._node] = user_line()
+def remember_line(op, output):
+    """Note the line of user code where `op` is making the Tensor `output`; for observers of a forward."""
+    node = output._node
+    if node is not None:
+        # the op's own Node, which a Function has behind those of its outputs
+        _lines[node if node.op is op else node.edges[0]] = user_line()
 
 
 def line_of(node, unknown):
@@ -26,7 +28,7 @@ def line_of(node, unknown):
 def _watch(check_nan):
     def see(phase, op, inputs, output):
         if phase == "forward":
-            remember_line(output)
+            remember_line(op, output)
             return
         if not check_nan:
             return

@@ -13,7 +13,7 @@ from minamp.tensor import Tensor
 def _see(phase, op, inputs, output):
     if phase == "forward":
         array, what = output._data, None
-        remember_line(output)
+        remember_line(op, output)
     else:
         array = output._data if isinstance(output, Tensor) else output
         _, node, i = inputs

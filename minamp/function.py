@@ -1,9 +1,12 @@
 """autograd.Function: an op written by the user, forward and backward in Tensors."""
 
+import inspect
+
 from minamp import backends
 from minamp.announce import announced
 from minamp.create import zeros
 from minamp.formats import is_floating, is_half
+from minamp.op import Op
 from minamp.record import FREED, Node, grad_mode, no_grad, observers, set_grad_enabled
 from minamp.tensor import Tensor
 
@@ -16,7 +19,12 @@ class Context:
         self._saved, self._undifferentiable, self._materialize = (), (), True
 
     def save_for_backward(self, *tensors):
-        """Keep input or output tensors (or None); read them back from saved_tensors."""
+        """Keep input or output tensors (or None); read them back from saved_tensors. TypeError for anything else."""
+        for i, t in enumerate(tensors):
+            if not isinstance(t, Tensor | None):
+                raise TypeError(
+                    f"save_for_backward: argument {i} is a {type(t).__name__}, not a Tensor: keep it as an attribute of ctx"
+                )
         self._saved = tuple((t, None if t is None else t._version[0]) for t in tensors)
 
     @property
@@ -48,7 +56,8 @@ class Context:
 class Function:
     """Subclass with static methods forward(ctx, *args) and backward(ctx, *grads), call with .apply(*args), as torch's.
 
-    backward returns one gradient (or None) per argument of forward. It runs outside the record unless create_graph=True.
+    forward returns a Tensor, or a tuple of Tensors; what else stands in the tuple is handed on as it is. backward returns one
+    gradient (or None) per argument of forward. It runs outside the record unless create_graph=True.
     """
 
     is_cast = False
@@ -71,20 +80,27 @@ class Function:
         with no_grad():
             result = cls.forward(ctx, *args, **kwargs)
         several = isinstance(result, tuple)
-        outputs = [
-            y.detach() if any(y is t for t in tensors) else y for y in (result if several else (result,))
-        ]
+        outputs = list(result) if several else [result]
+        if not any(isinstance(y, Tensor) for y in outputs):
+            raise TypeError(
+                f"{cls.__name__}.forward returned no Tensor but {type(result).__name__}: "
+                "return a Tensor, or a tuple of Tensors"
+            )
+        given = (*args, *kwargs.values())
+        outputs = [y.detach() if isinstance(y, Tensor) and any(y is a for a in given) else y for y in outputs]
         if record:
             edges = tuple(t._node if t is not None else None for t in tensors)
             metas = tuple((t.shape, t.dtype) if t is not None else None for t in tensors)
-            shapes = [(y.shape, y.dtype) for y in outputs]
-            whole = Node(_Applied(cls, ctx, shapes), {}, edges, metas, None, None)
+            made = [(y.shape, y.dtype, y.device) if isinstance(y, Tensor) else None for y in outputs]
+            op = _Applied(cls, ctx, made)
+            whole = Node(op, {}, edges, metas, (), None)
             for i, y in enumerate(outputs):
-                if is_floating(y.dtype) and not any(y is u for u in ctx._undifferentiable):
-                    y._node = Node(_Output(cls.__name__, i), {}, (whole,), (), None, y.dtype)
+                if made[i] and is_floating(y.dtype) and not any(y is u for u in ctx._undifferentiable):
+                    y._node = Node(_Output(cls.__name__, i), {}, (whole,), (), (), y.dtype)
             for observe in observers:
                 for y in outputs:
-                    observe("forward", whole.op, args, y)
+                    if isinstance(y, Tensor):
+                        observe("forward", op, args, y)
         return tuple(outputs) if several else outputs[0]
 
 
@@ -111,30 +127,50 @@ class _Gradients(dict):
 
 
 class _Applied:
-    """The op of one Function call."""
+    """The op of one Function call; observers see it as one op, beside those that its forward runs."""
 
     is_cast = False
+    policy = "Function"  # none of autocast's: the ops inside have theirs
+    described = Op.described
 
     def __init__(self, cls, ctx, outputs):
-        self.cls, self.ctx, self.outputs, self.name = cls, ctx, outputs, cls.__name__
+        self.cls, self.ctx, self.name = cls, ctx, cls.__name__
+        self.outputs = outputs  # of each (shape, dtype, device), None for what is no Tensor
+
+    def _names(self, args):
+        """The names of the arguments of forward, after ctx."""
+        parameters = inspect.signature(self.cls.forward).parameters.values()
+        named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][1:]
+        rest = "".join(p.name for p in parameters if p.kind is p.VAR_POSITIONAL)
+        return [*named, *(f"{rest}[{i}]" for i in range(len(args) - len(named)))][: len(args)]
 
     def pull(self, node, gradients, create_graph):
         grads = []
-        for i, (shape, dtype) in enumerate(self.outputs):
+        for i, made in enumerate(self.outputs):
             g = gradients.get(i)
             if g is None:
-                g = zeros(shape, dtype=dtype) if self.ctx._materialize else None
+                if made is not None and self.ctx._materialize:
+                    shape, dtype, device = made
+                    g = zeros(shape, dtype=dtype, device=device)
             elif not create_graph:
+                dtype = made[1]
                 g = Tensor(backends.of(g).narrow(g, dtype) if is_half(dtype) else g)
             grads.append(g)
         with set_grad_enabled(create_graph):
             answers = self.cls.backward(self.ctx, *grads)
         answers = answers if isinstance(answers, tuple) else (answers,)
-        if len(answers) < len(node.edges):
+        n = len(node.edges)
+        if len(answers) < n or any(gx is not None for gx in answers[n:]):
             raise RuntimeError(
-                f"{self.name}.backward returned {len(answers)} gradients for {len(node.edges)} arguments of forward: "
+                f"{self.name}.backward returned {len(answers)} gradients for {n} arguments of forward: "
                 "return one per argument, None where there is none"
             )
+        for gx in answers:
+            if not isinstance(gx, Tensor | None):
+                raise TypeError(
+                    f"{self.name}.backward returned a {type(gx).__name__} as a gradient: return a Tensor or None for every "
+                    "argument of forward, several as a tuple"
+                )
         for i, (edge, meta, gx) in enumerate(zip(node.edges, node.metas, answers, strict=False)):
             if edge is None or gx is None:
                 continue
@@ -143,7 +179,7 @@ class _Applied:
                 gx = gx.expand(shape) if gx.numel() == 1 else _refuse(self.name, gx.shape, shape)
             gx = gx.to(dtype) if create_graph else _on_grid(gx, dtype)
             for observe in observers:
-                observe("backward", self, (gradients, node, i), gx)
+                observe("backward", self, (tuple(grads), node, i), gx)
             yield edge, gx, False
 
     def free(self, node):

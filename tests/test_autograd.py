@@ -1,10 +1,12 @@
 """autograd.Function, detect_anomaly, check_grads."""
 
+import faults
 import numpy as np
 import pytest
+import standin
 
 import minamp
-from minamp import float16, float32, tensor
+from minamp import GradScaler, autocast, float16, float32, optim, tensor, verify_amp, watch
 from minamp.autograd import Function, check_grads, detect_anomaly, is_anomaly_enabled, set_detect_anomaly
 
 
@@ -217,3 +219,182 @@ def test_a_gradient_that_is_there_is_added_to_in_its_memory(dtype):
         5.0,
         0.0,
     ]  # as in PyTorch: a flat buffer may hold all gradients
+
+
+# ---------------------------------------------------------------------------------------------- observers see a Function
+
+
+class Bad(Function):
+    """x * factor, and half of it; backward gives what `gradient` makes of the first gradient."""
+
+    @staticmethod
+    def forward(ctx, x, factor, gradient, *rest):
+        ctx.gradient, ctx.rest = gradient, rest
+        return x * factor, x * factor / 2, "no tensor"
+
+    @staticmethod
+    def backward(ctx, g, h, nothing):
+        assert nothing is None
+        return ctx.gradient(g), None, None, *(None for _ in ctx.rest)
+
+
+def same(g):
+    return g
+
+
+def root(g):
+    return (g * 0.0 - 1.0).sqrt()
+
+
+@pytest.mark.parametrize("forward", ["one", "two"])
+def test_verify_amp_of_a_step_with_a_function(forward):
+    w, x = minamp.ones(4, 4, requires_grad=True), minamp.ones(2, 4)
+
+    def step():
+        with autocast():
+            y = x @ w
+            y = Cube.apply(y, 2.0) if forward == "one" else Bad.apply(y, 2.0, same, [1], None)[0]
+        w.grad = None
+        y.float().sum().backward()
+
+    seen = verify_amp(step, rounds=1).with_amp
+    name = "Cube" if forward == "one" else "Bad"
+    assert seen.activations["float16"][name] == (1 if forward == "one" else 2)
+    assert seen.passed_back["float16"][name] == 1 and seen.covered == 1
+
+
+def test_first_bad_op_names_the_arguments_of_a_function():
+    x = tensor([2.0, 1.0], dtype=float16, requires_grad=True)
+    with watch.first_bad_op() as bad:
+        Cube.apply(x * 2.0, 1.0)[0].backward()
+    assert bad.found is None
+
+    class Overflows(Function):
+        @staticmethod
+        def forward(ctx, x, *rest):
+            return tensor([float("inf"), 1.0], dtype=float16)
+
+        @staticmethod
+        def backward(ctx, g):
+            return tensor([float("nan"), 1.0])
+
+    with watch.first_bad_op() as bad:
+        Overflows.apply(x, 3.0, None, "text", x)
+    assert str(bad).startswith(
+        "Overflows (forward): 1 of 2 values of its float16 result are inf, from finite inputs x = 2 (shape (2,)), "
+        "rest[0] = 3 (shape ()), rest[3] = 2 (shape (2,))"
+    )
+    y = Overflows.apply(x)
+    with watch.first_bad_op() as bad:
+        y.sum().backward()
+    assert str(bad).startswith(
+        "Overflows (backward): 1 of 2 values of its float16 gradient for x are nan, from finite inputs incoming gradient = 1"
+    )
+
+
+def test_a_scaler_gives_up_on_a_functions_backward():
+    w = tensor([1.0], requires_grad=True)
+    optimizer, scaler = optim.SGD([w], lr=0.1), GradScaler(max_skips=2)
+    infinite = tensor([float("inf")])
+    with pytest.raises(FloatingPointError, match=r"First non-finite tensor: .*Bad \(backward\)"):
+        for _ in range(2):
+            a, b, _ = Bad.apply(w, 1.0, lambda g: infinite)
+            scaler.scale(a.sum() + b.sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+
+def test_debug_names_a_function_and_its_line():
+    with standin.installed():
+        x = minamp.ones(2, 3, device="cuda", dtype=float16, requires_grad=True)
+
+        def failing(g):
+            g = g.float()
+            faults.fail_kernel(0)  # that of rounding the gradient
+            return g
+
+        with minamp.debug(sync=True), pytest.raises(RuntimeError) as caught:
+            y, half, _ = Bad.apply(x, 2.0, failing)  # the made line
+            (y + half).sum().backward()
+    assert "backward of Bad (arguments float16 (2, 3))" in str(caught.value)
+    assert "the made line" in str(caught.value)
+
+
+@pytest.mark.parametrize("region", [False, True])
+def test_detect_anomaly_names_the_line_of_a_function(region):
+    x = tensor([1.0], requires_grad=True)
+    with detect_anomaly(), autocast(enabled=region):
+        y, half, _ = Bad.apply(x, 2.0, root)  # the made line
+        with pytest.raises(RuntimeError, match="backward of Bad gave nan for its argument 0 .*the made line"):
+            (y + half).sum().backward()
+
+
+def test_zeros_for_an_output_without_gradient_lie_where_it_does():
+    with standin.installed():
+        x = minamp.ones(2, device="cuda", requires_grad=True)
+        SumAndDifference.apply(x, x)[0].sum().backward()
+        assert x.grad.cpu().tolist() == [2.0, 2.0]
+
+
+# ------------------------------------------------------------------------------------- what a Function returns and saves
+
+
+def test_a_function_that_returns_its_input():
+    class Triple(Function):
+        @staticmethod
+        def forward(ctx, x, same=None):
+            return x, same
+
+        @staticmethod
+        def backward(ctx, g, h):
+            return g * 3.0
+
+    x, w = tensor([1.0], requires_grad=True), tensor([1.0], requires_grad=True)
+    y, same = Triple.apply(x, same=w)
+    y.sum().backward()
+    assert y is not x and x.is_leaf and same is not w and w.is_leaf and x.grad.item() == 3.0
+
+
+def function(forward=lambda x: x * 2.0, backward=lambda g: g, saved=()):
+    class Mine(Function):
+        pass
+
+    def kept(ctx, x):
+        ctx.save_for_backward(*saved)
+        return forward(x)
+
+    Mine.forward, Mine.backward = staticmethod(kept), staticmethod(lambda ctx, g: backward(g))
+    return Mine.apply
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_forward_without_a_tensor_is_refused(recorded):
+    x = tensor([1.0], requires_grad=recorded)
+    for result, kind in ((np.ones(1), "ndarray"), ([x], "list"), (None, "NoneType"), ((1.0, None), "tuple")):
+        with pytest.raises(
+            TypeError, match=f"Mine.forward returned no Tensor but {kind}: return a Tensor, or a tuple of"
+        ):
+            function(forward=lambda x, result=result: result)(x)
+
+
+def test_a_backward_that_returns_no_gradients_is_refused():
+    x = tensor([1.0], requires_grad=True)
+    for answer, kind in ((np.ones(1), "ndarray"), ([x], "list"), (1.0, "float")):
+        with pytest.raises(
+            TypeError, match=f"Mine.backward returned a {kind} as a gradient: return a Tensor or None"
+        ):
+            function(backward=lambda g, answer=answer: answer)(x).backward()
+    with pytest.raises(RuntimeError, match="Mine.backward returned 2 gradients for 1 arguments of forward"):
+        function(backward=lambda g: (g, g))(x).backward()
+    assert x.grad is None
+    function(backward=lambda g: (g, None))(x).backward()
+    assert x.grad.item() == 1.0
+
+
+@pytest.mark.parametrize("value, kind", [(3.0, "float"), (np.ones(2), "ndarray"), ([tensor(1.0)], "list")])
+def test_saving_what_is_no_tensor_is_refused(value, kind):
+    with pytest.raises(
+        TypeError,
+        match=f"save_for_backward: argument 1 is a {kind}, not a Tensor: keep it as an attribute of",
+    ):
+        function(saved=(None, value))(tensor([1.0]))

@@ -1,5 +1,8 @@
 """watch: the numbers it reports are exact, the op it blames is the right one, and watching changes nothing."""
 
+import threading
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -163,6 +166,15 @@ def test_backward_is_watched_too():
     assert "log (backward): 1 of 2 values of its float16 gradient for x are inf" in str(bad)
 
 
+def test_integers_given_to_a_floating_op():
+    with watch.first_bad_op() as bad:
+        minamp.tensor([2, 0]).log()
+    assert str(bad) == (
+        "log (forward): 1 of 2 values of its float32 result are inf, from finite inputs x = 0 (shape (2,)); "
+        "log is -inf at 0 and nan below"
+    )
+
+
 def test_only_the_first_is_kept_and_handed_down_infinities_are_not_blamed():
     x = minamp.tensor([1.0, float("inf")])
     with watch.first_bad_op() as bad:
@@ -262,3 +274,32 @@ def test_watching_changes_nothing_and_leaves_nothing_behind():
     with pytest.raises(ZeroDivisionError), watch.first_bad_op():
         1 / 0  # noqa: B018
     assert observers == []
+
+
+def test_ops_of_another_thread_are_not_seen():
+    x = minamp.tensor([200.0], requires_grad=True)
+    with watch.first_bad_op() as bad, watch.saved_bytes() as kept:
+        other = threading.Thread(target=lambda: x.exp().sum().backward())
+        other.start()
+        other.join()
+    assert bad.found is None and kept.total == 0 and observers == []
+
+
+# ----------------------------------------------------------------------------------------------------------- peak_memory
+
+
+def test_a_users_tracemalloc_goes_on_and_its_earlier_peak_does_not_count():
+    def peak():
+        with watch.peak_memory() as block:
+            np.ones(1 << 17)
+        return block.bytes
+
+    tracemalloc.start()
+    try:
+        held = np.ones(1 << 18)
+        np.ones(1 << 20)
+        assert 1 << 20 <= peak() < 1.2 * (1 << 20) and tracemalloc.is_tracing()
+        assert held.nbytes == 1 << 21
+    finally:
+        tracemalloc.stop()
+    assert 1 << 20 <= peak() and not tracemalloc.is_tracing()

@@ -42,7 +42,7 @@ class Reference(observe):
         self._since = time.thread_time()
 
     def see(self, phase, op, inputs, output):
-        kind = "products" if getattr(op, "policy", None) == LOWER_PRECISION else "other"
+        kind = "products" if op.policy == LOWER_PRECISION else "other"
         self.seconds[kind] += time.thread_time() - self._since
         if phase == "backward":
             self._gradient(op, inputs, output)

@@ -38,7 +38,7 @@ class Ops(observe):
             index=len(self.trace.events),
             step=self.calls.step,
             op=op.name,
-            policy=getattr(op, "policy", "Function"),
+            policy=op.policy,
             line=user_line(),
             inputs=[v for v in map(self.value_of, inputs) if v is not None],
             output=self._measure(output),

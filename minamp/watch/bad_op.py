@@ -67,7 +67,7 @@ class first_bad_op(observe):
         argument, dtype = "", output.dtype
         if phase == "backward":
             _, node, i = inputs
-            argument, dtype = _argument(op, i), node.metas[i][1]
+            argument, dtype = op._names(node.metas)[i], node.metas[i][1]
         self.found = _diagnose(op, phase, arrays, y, dtype, argument)
 
     def __str__(self):
@@ -82,26 +82,24 @@ class first_bad_op(observe):
         return "every op gave finite results"
 
 
-def _argument(op, i):
-    return f"{op.params[0]}[{i}]" if op.variadic else op.params[i]
-
-
 def _forward_inputs(op, args):
-    return [
-        (_argument(op, i), as_array(a))
-        for i, a in enumerate(args)
-        if isinstance(a, Tensor)
-        and is_floating(a.dtype)
-        or isinstance(a, float | int)
-        and not isinstance(a, bool)
+    numbers = [
+        (name, a)
+        for name, a in zip(op._names(args), args, strict=True)
+        if isinstance(a, Tensor | float | int) and not isinstance(a, bool)
     ]
+    # indices and masks only where there is nothing else, as in the log of an integer
+    floating = [(name, a) for name, a in numbers if not isinstance(a, Tensor) or is_floating(a.dtype)]
+    return [(name, as_array(a)) for name, a in floating or numbers]
 
 
 def _backward_inputs(op, g, node, i):
-    named = [("incoming gradient", as_array(g))]
+    arrived = g if isinstance(g, tuple) else (g,)
+    named = [("incoming gradient", as_array(x)) for x in arrived if x is not None]
+    names = op._names(node.metas)
     for position, value, counter, *_ in node.saved if node.saved is not FREED else ():
         if counter is not None and is_floating(value.dtype):
-            named.append(("output" if position < 0 else _argument(op, position), as_array(value)))
+            named.append(("output" if position < 0 else names[position], as_array(value)))
     return named
 
 
