@@ -292,6 +292,19 @@ def test_first_bad_op_names_the_arguments_of_a_function():
     )
 
 
+def test_saved_bytes_count_what_a_function_saves():
+    class Keeps(Cube):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.save_for_backward(x, w, None, x * 2.0)
+            return x * w, x + w
+
+    x, w = minamp.ones(8), minamp.ones(8, requires_grad=True)
+    with watch.saved_bytes() as kept:
+        Keeps.apply(x, w)
+    assert kept.by_op == {"Keeps": 2 * 8 * 4}  # w is a weight
+
+
 def test_a_scaler_gives_up_on_a_functions_backward():
     w = tensor([1.0], requires_grad=True)
     optimizer, scaler = optim.SGD([w], lr=0.1), GradScaler(max_skips=2)

@@ -5,6 +5,7 @@ import tracemalloc
 import numpy as np
 
 from minamp import backends, cuda
+from minamp.function import _Applied
 from minamp.record import FREED, is_leaf, observe
 
 
@@ -12,7 +13,7 @@ class saved_bytes(observe):
     """Context manager that adds up what the ops recorded inside keep for backward.
 
     `total` in bytes, `by_op` a dict (an array that several ops keep is counted once, with the first). Counted: inputs,
-    activations, masks, half copies of weights. Not counted: the weights themselves, which live anyway.
+    activations, masks, half copies of weights, what a Function saves. Not counted: the weights themselves, which live anyway.
     """
 
     def __init__(self):
@@ -24,16 +25,21 @@ class saved_bytes(observe):
 
     def see(self, phase, op, inputs, output):
         node = output._node if phase == "forward" else None
-        if node is None or node.op is not op or node.saved is FREED:
+        if node is None or node.saved is FREED:
             return
-        kept = [
-            value for _, value, counter, _, edge in node.saved if counter is not None and not is_leaf(edge)
-        ]
-        kept += [
-            value
-            for value in node.attrs.values()
-            if isinstance(value, np.ndarray) or backends.device.holds(value)
-        ]
+        if isinstance(op, _Applied):
+            kept = [t._data for t, _ in op.ctx._saved if t is not None and not is_leaf(t._node)]
+        else:
+            kept = [
+                value
+                for _, value, counter, _, edge in node.saved
+                if counter is not None and not is_leaf(edge)
+            ]
+            kept += [
+                value
+                for value in node.attrs.values()
+                if isinstance(value, np.ndarray) or backends.device.holds(value)
+            ]
         for array in kept:
             # A reshape starts at the same address and is the same memory; a slice of the data set is not all of it.
             key, size = backends.block(array)
