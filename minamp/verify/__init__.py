@@ -47,7 +47,7 @@ def verify_amp(step, *, model=None, optimizer=None, scaler=None, rounds=10):
             raise TypeError(
                 f"verify_amp: {name} must be one {kind} or None, got {type(given).__name__}: give {name}={name}"
             )
-    if not isinstance(rounds, int):
+    if not isinstance(rounds, int | np.integer):
         raise TypeError(f"verify_amp: rounds must be a whole number, got {rounds!r}: give rounds=10")
     if rounds < 1:
         raise ValueError(f"verify_amp: rounds must be at least 1, got {rounds}")
