@@ -74,7 +74,7 @@ def verify_amp(step, *, model=None, optimizer=None, scaler=None, rounds=10):
         fixed = sum(p.nbytes for _, p in parameters + gradients)
         return Report(
             device=device,
-            rounds=rounds,
+            rounds=int(rounds),
             with_amp=looks.with_amp.seen,
             without_amp=looks.without_amp.seen,
             fixed_bytes=fixed + sum(b.nbytes for b in buffers if isinstance(b, Tensor)),
