@@ -1,5 +1,7 @@
 """What a GradScaler can say when it gives up: which tensor went non-finite first, and whether a smaller scale would help."""
 
+import weakref
+
 import numpy as np
 
 from minamp import backends
@@ -18,11 +20,13 @@ class Evidence:
         self.loss_was_finite, self.parameter, self.watch = True, None, first_bad_op() if observing else None
         if observing:
             self.watch.__enter__()
+            # also for a training that ends here: nobody calls close() then
+            self._end = weakref.finalize(self, self.watch.__exit__)
 
     def close(self):
         """End the observation."""
         if self.watch is not None:
-            self.watch.__exit__()
+            self._end()
 
     def loss(self, loss):
         """Note whether the loss itself is finite."""

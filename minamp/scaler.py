@@ -26,10 +26,28 @@ from minamp.announce import announced
 from minamp.arguments import check_number
 from minamp.backends import device_type as check_device
 from minamp.evidence import Evidence
-from minamp.formats import float32
+from minamp.formats import float32, format_of
 from minamp.tensor import Tensor
 
 int32 = np.dtype(np.int32)
+
+# What a number has to be for the scaler to work with it: the test, and the words for it.
+SCALE = (
+    lambda x: 2.0**-149 <= x <= format_of(float32).max,
+    "a positive number that float32 holds, as 2.0**16 is",
+)
+FACTOR = lambda x: 0 < x < float("inf"), "positive and finite"
+STEPS = lambda x: x >= 1 and x % 1 == 0, "a whole number of steps, at least 1"
+COUNT = lambda x: 0 <= x < 2**31 and x % 1 == 0, "a whole number of steps, at least 0"
+BOUND = lambda x: x >= 0, "at least 0"
+
+
+def check(owner, name, value, rule):
+    """TypeError for what is no number, ValueError for a number with which no scaler works."""
+    check_number(owner, name, value)
+    works, words = rule
+    if not works(value):
+        raise ValueError(f"{owner}: {name} must be {words}, got {value}")
 
 
 class Stage(Enum):
@@ -47,8 +65,9 @@ class GradScaler:
     growth_interval (good steps before the scale grows). enabled=False makes every method a plain pass-through.
     Beyond PyTorch, off by default: min_scale and max_scale keep the scale within bounds; max_skips makes update() raise
     FloatingPointError after that many skipped steps in a row, naming what went non-finite first: no scale cures a bug.
-    AssertionError for factors on the wrong side of 1, ValueError for bounds that exclude init_scale or max_skips < 1; TypeError
-    for what is no number, and for a number as the device: init_scale comes second.
+    AssertionError for factors on the wrong side of 1; ValueError for numbers no scaler works with (a scale that is not positive
+    or that float32 does not hold, a count of steps that is not whole) and for bounds that exclude init_scale; TypeError for what
+    is no number, and for a number as the device: init_scale comes second.
     """
 
     @announced("scaler.new")
@@ -70,14 +89,24 @@ class GradScaler:
                 f"GradScaler: the first argument is the device, got {device}: use init_scale={device}"
             )
         check_device(device)
-        self._device, self._enabled = device, bool(enabled)
+        self._enabled = bool(enabled)
         if not enabled:
             return
-        numbers = {"init_scale": init_scale, "growth_factor": growth_factor, "backoff_factor": backoff_factor}
-        for name, value in (numbers | {"growth_interval": growth_interval}).items():
-            check_number("GradScaler", name, value)
+        check_number("GradScaler", "growth_factor", growth_factor)
+        check_number("GradScaler", "backoff_factor", backoff_factor)
         assert growth_factor > 1.0, f"GradScaler: growth_factor must be greater than 1, got {growth_factor}"
         assert backoff_factor < 1.0, f"GradScaler: backoff_factor must be less than 1, got {backoff_factor}"
+        check("GradScaler", "init_scale", init_scale, SCALE)
+        check("GradScaler", "growth_factor", growth_factor, FACTOR)
+        check("GradScaler", "backoff_factor", backoff_factor, FACTOR)
+        check("GradScaler", "growth_interval", growth_interval, STEPS)
+        for name, value, rule in (
+            ("min_scale", min_scale, BOUND),
+            ("max_scale", max_scale, BOUND),
+            ("max_skips", max_skips, STEPS),
+        ):
+            if value is not None:
+                check("GradScaler", name, value, rule)
         self._init_scale = init_scale
         # From the first scale() on 0-dim Tensors, float32 and int32, on the loss's device.
         self._scale = self._tracker = None
@@ -89,8 +118,6 @@ class GradScaler:
             raise ValueError(
                 f"GradScaler: init_scale {init_scale} lies outside min_scale {min_scale} and max_scale {max_scale}"
             )
-        if max_skips is not None and max_skips < 1:
-            raise ValueError(f"GradScaler: max_skips must be at least 1, got {max_skips}")
         self._min_scale, self._max_scale, self._max_skips = low, high, max_skips
         self._skips, self._evidence = 0, Evidence()
         # id(optimizer) -> [optimizer, Stage, found_inf]: 0.0, 1.0, a flag on the GPU, or None if there was no gradient
@@ -263,7 +290,8 @@ class GradScaler:
     def update(self, new_scale=None):
         """Shrink the scale if any optimizer met a non-finite gradient since the last update, else count towards growth.
 
-        new_scale (number or one-element Tensor without grad) sets the scale instead and leaves the count alone.
+        new_scale (number or one-element Tensor without grad) sets the scale instead and leaves the count alone; ValueError,
+        and nothing is changed, if it is not positive or float32 does not hold it.
         AssertionError before any scale(), or if no optimizer was checked.
         """
         if not self._enabled:
@@ -338,7 +366,7 @@ class GradScaler:
                     f"requires_grad={new_scale.requires_grad}"
                 )
             new_scale = new_scale.item()
-        check_number("update", "new_scale", new_scale)
+        check("update", "new_scale", new_scale, SCALE)
         self._put(new_scale, self._tracker._data)
 
     # -- looking and setting
@@ -353,18 +381,21 @@ class GradScaler:
         return self._growth_factor
 
     def set_growth_factor(self, new_factor):
+        check("set_growth_factor", "new_factor", new_factor, FACTOR)
         self._growth_factor = new_factor
 
     def get_backoff_factor(self):
         return self._backoff_factor
 
     def set_backoff_factor(self, new_factor):
+        check("set_backoff_factor", "new_factor", new_factor, FACTOR)
         self._backoff_factor = new_factor
 
     def get_growth_interval(self):
         return self._growth_interval
 
     def set_growth_interval(self, new_interval):
+        check("set_growth_interval", "new_interval", new_interval, STEPS)
         self._growth_interval = new_interval
 
     def is_enabled(self):
@@ -391,14 +422,27 @@ class GradScaler:
         }
 
     def load_state_dict(self, state_dict):
-        """Take over what state_dict() gave. RuntimeError for the empty state of a disabled scaler."""
+        """Take over what state_dict() gave. RuntimeError for the empty state of a disabled scaler.
+
+        KeyError for a key that is missing, TypeError or ValueError for a value that can't be; nothing is changed then.
+        """
         if not self._enabled:
             return
         if not state_dict:
             raise RuntimeError("load_state_dict: the state is empty: it was saved from a disabled scaler")
-        # read everything before writing anything, so that a missing key changes nothing
-        keys = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
-        scale, growth, backoff, interval, tracker = (state_dict[k] for k in keys)
+        rules = {
+            # a scale that went on shrinking is saved as 0 in the end
+            "scale": (lambda x: x == 0 or SCALE[0](x), SCALE[1]),
+            "growth_factor": FACTOR,
+            "backoff_factor": FACTOR,
+            "growth_interval": STEPS,
+            "_growth_tracker": COUNT,
+        }
+        for key, rule in rules.items():
+            if key not in state_dict:
+                raise KeyError(f"load_state_dict: the state has no {key!r}: give what state_dict() gave")
+            check("load_state_dict", key, state_dict[key], rule)
+        scale, growth, backoff, interval, tracker = (state_dict[key] for key in rules)
         self._init_scale, self._growth_factor, self._backoff_factor = scale, growth, backoff
         self._growth_interval, self._growth_tracker = interval, tracker
         if self._scale is not None:

@@ -5,6 +5,7 @@ whose unscaled value is 0.5; a "bad" one leaves inf.
 """
 
 import copy
+import gc
 import pickle
 
 import numpy as np
@@ -368,9 +369,45 @@ def test_B27_the_state_of_a_disabled_scaler_is_refused():
         GradScaler().load_state_dict(GradScaler(enabled=False).state_dict())
     GradScaler(enabled=False).load_state_dict({})
     s = GradScaler(init_scale=8.0)
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="load_state_dict: the state has no 'growth_factor'"):
         s.load_state_dict({"scale": 2.0})
     assert s.get_scale() == 8.0
+
+
+@pytest.mark.parametrize(
+    "key, value, error",
+    [
+        ("scale", "x", TypeError),
+        ("scale", NAN, ValueError),
+        ("growth_factor", None, TypeError),
+        ("backoff_factor", -0.5, ValueError),
+        ("growth_interval", 0, ValueError),
+        ("_growth_tracker", 0.5, ValueError),
+        ("_growth_tracker", 2**31, ValueError),
+    ],
+)
+@pytest.mark.parametrize("lazy", [True, False])
+def test_a_state_that_can_not_be_is_refused_and_nothing_is_changed(key, value, error, lazy):
+    s = GradScaler(init_scale=8.0) if lazy else start(GradScaler(init_scale=8.0))
+    before = s.state_dict()
+    state = {
+        "scale": 2.0,
+        "growth_factor": 3.0,
+        "backoff_factor": 0.25,
+        "growth_interval": 7,
+        "_growth_tracker": 1,
+    }
+    with pytest.raises(error, match=f"^load_state_dict: {key} must be "):
+        s.load_state_dict(state | {key: value})
+    assert s.state_dict() == before
+
+
+def test_a_scale_that_shrank_to_0_is_saved_and_loaded():
+    s = GradScaler(init_scale=2.0**-149)
+    run(s, ["inf"])
+    fresh = GradScaler()
+    fresh.load_state_dict(s.state_dict())
+    assert fresh.get_scale() == 0.0
 
 
 def test_B28_update_with_a_new_scale():
@@ -585,7 +622,7 @@ def test_floor_and_ceiling():
     assert run(s, ["good"] * 3 + ["inf"] * 5)[0] == [8, 8, 8, 4, 2, 1, 1, 1]
     with pytest.raises(ValueError, match="init_scale 4.0 lies outside min_scale 8.0 and max_scale None"):
         GradScaler(init_scale=4.0, min_scale=8.0)
-    with pytest.raises(ValueError, match="max_skips must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="max_skips must be a whole number of steps, at least 1, got 0"):
         GradScaler(max_skips=0)
 
 
@@ -656,6 +693,19 @@ def test_nothing_is_observed_once_training_goes_on():
     assert not observers
 
 
+def test_only_the_last_step_before_giving_up_is_observed_and_not_past_the_scalers_end():
+    from minamp.record import observers
+
+    s = GradScaler(max_skips=3)
+    run(s, ["inf"])
+    assert not observers
+    run(s, ["inf"])
+    assert len(observers) == 1
+    del s
+    gc.collect()
+    assert not observers
+
+
 # ---- what is no number
 
 
@@ -673,6 +723,55 @@ def test_a_number_is_no_device():
 def test_options_are_numbers(option, wrong):
     with pytest.raises(TypeError, match=f"^GradScaler: {option} must be a number, got "):
         GradScaler(**{option: wrong})
+
+
+@pytest.mark.parametrize("option", ["min_scale", "max_scale", "max_skips"])
+def test_bounds_are_numbers(option):
+    with pytest.raises(TypeError, match=f"^GradScaler: {option} must be a number, got 'x'"):
+        GradScaler(**{option: "x"})
+
+
+@pytest.mark.parametrize(
+    "option, wrong",
+    [
+        *(("init_scale", x) for x in (-1, 0, NAN, INF, 1e39, 1e-50)),
+        ("growth_factor", INF),
+        *(("backoff_factor", x) for x in (-1, 0.0)),
+        *(("growth_interval", x) for x in (0, -1, 1.5, NAN, INF)),
+        *(("min_scale", x) for x in (-1, NAN)),
+        *(("max_scale", x) for x in (-1, NAN)),
+        *(("max_skips", x) for x in (0, 1.5, NAN, INF)),
+    ],
+)
+def test_numbers_with_which_no_scaler_works(option, wrong):
+    with pytest.raises(ValueError, match=f"^GradScaler: {option} must be .*, got "):
+        GradScaler(**{option: wrong})
+
+
+@pytest.mark.parametrize("wrong", [-1, 0, NAN, INF, 1e39])
+def test_a_new_scale_works(wrong):
+    s = start(GradScaler(init_scale=8.0))
+    with pytest.raises(ValueError, match="^update: new_scale must be a positive number that float32 holds"):
+        s.update(wrong)
+    assert s.get_scale() == 8.0
+
+
+@pytest.mark.parametrize("name", ["growth_factor", "backoff_factor", "growth_interval"])
+def test_setters_refuse_what_never_works(name):
+    s = GradScaler()
+    before, put = s.state_dict(), getattr(s, f"set_{name}")
+    for wrong, error in (
+        ("2", TypeError),
+        (None, TypeError),
+        (NAN, ValueError),
+        (0, ValueError),
+        (-2, ValueError),
+    ):
+        with pytest.raises(error, match=f"^set_{name}: new_"):
+            put(wrong)
+    assert s.state_dict() == before
+    put(1)  # a factor of 1 keeps the scale where it is; torch's setters take it too
+    assert getattr(s, f"get_{name}")() == 1
 
 
 @pytest.mark.parametrize("wrong", ["1024", [2.0], np.ones((4, 3)), {}], ids=repr)

@@ -400,8 +400,7 @@ def B28(tn, log):
     s.update(tn.tensor(7.0))
     log.trace("0-dim tensor", s)
     for value in (-1.0, 0.0, INF):
-        s.update(value)
-        log.trace(f"update({value})", s)
+        log.error(f"update({value})", lambda v=value: s.update(v))
 
 
 def B29(tn, log):

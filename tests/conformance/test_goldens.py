@@ -61,6 +61,18 @@ DIFFERENCES = {
         [2.0**-128, 0, [1.0]],
         "a gradient that overflows while it is unscaled is found too",
     ),
+    **{
+        (case, label): ("no error", "ValueError", "refused: no scaler works with it")
+        for case, label in [
+            ("B02", "{'backoff_factor': 0.0}"),
+            ("B02", "{'growth_interval': 0}"),
+            ("B02", "{'init_scale': 0.0}"),
+            ("B02", "{'init_scale': -1.0}"),
+            ("B28", "update(-1.0)"),
+            ("B28", "update(0.0)"),
+            ("B28", "update(inf)"),
+        ]
+    },
     ("B39", "3"): ([8.0, 4, [0.0]], [16.0, 0, [0.0]], GROWS),
     ("B39", "4"): ([8.0, 5, [-0.25]], [16.0, 1, [-0.25]], GROWS),
     ("B39", "5"): ([8.0, 6, [-0.5]], [32.0, 0, [-0.5]], GROWS),
