@@ -50,12 +50,17 @@ def is_autocast_cache_enabled():
 
 def set_autocast_enabled(*args):
     """set_autocast_enabled([device_type,] enabled): switch autocast on or off in this thread; regions do this for you."""
-    state.enabled = bool(args[-1]) and state.allowed
+    state.enabled = bool(args[-1]) and state.allowed and _casts_to(state.dtype)
 
 
 def set_autocast_dtype(*args):
-    """set_autocast_dtype([device_type,] dtype): the dtype of regions that name none, in this thread."""
-    state.dtype = np.dtype(args[-1])
+    """set_autocast_dtype([device_type,] dtype): the dtype of regions that name none, in this thread.
+
+    One that is no half format disables them, and warns where they open.
+    """
+    dtype = np.dtype(args[-1])
+    state.enabled = state.enabled and _casts_to(dtype)
+    state.dtype = dtype
 
 
 def set_autocast_cache_enabled(enabled):
@@ -68,13 +73,24 @@ def clear_autocast_cache():
     state.cache.clear()
 
 
+def _casts_to(dtype):
+    """Whether there is something to cast to `dtype`; a warning if there is not."""
+    if not is_half(dtype):
+        warnings.warn(
+            f"autocast: dtype {dtype} is not a half format, the region is disabled: use {float16} or {bfloat16}",
+            UserWarning,
+            stacklevel=3,
+        )
+    return is_half(dtype)
+
+
 class autocast:
     """A region where ops run in the dtype their policy names; context manager and decorator, as torch.autocast.
 
     device_type: 'cuda' or 'cpu', optional and without effect: regions work on every device. dtype: float16 or bfloat16;
     default: the enclosing region's, float16 outside. enabled=False opens a region where nothing is cast.
     cache_enabled: keep the half copy of a weight until the outermost region ends.
-    Another dtype warns (UserWarning) and disables the region, as PyTorch does on the CPU.
+    Another dtype, named or taken over, warns (UserWarning) and disables the region, as PyTorch does on the CPU.
     Raises ValueError for a device_type that is not a string, RuntimeError for an unknown device.
     """
 
@@ -85,18 +101,15 @@ class autocast:
             )
         check_device(device_type)
         self.dtype = None if dtype is None else np.dtype(dtype)
-        self.enabled, self.cache_enabled = bool(enabled), cache_enabled
-        if self.enabled and self.dtype is not None and not is_half(self.dtype):
-            warn(
-                f"autocast: dtype {self.dtype} is not a half format, the region is disabled: use {float16} or {bfloat16}"
-            )
-            self.enabled = False
+        self.enabled = bool(enabled) and _casts_to(state.dtype if self.dtype is None else self.dtype)
+        self.cache_enabled = cache_enabled
 
     @announced("autocast")
     def __enter__(self):
         state.outer.append((state.enabled, state.dtype, state.cache_enabled))
-        state.enabled = self.enabled and state.allowed
         state.dtype = state.dtype if self.dtype is None else self.dtype
+        # the enclosing region's dtype may be another than when this object was made
+        state.enabled = self.enabled and state.allowed and is_half(state.dtype)
         state.cache_enabled = state.cache_enabled if self.cache_enabled is None else bool(self.cache_enabled)
         state.depth += 1
         return self

@@ -424,6 +424,27 @@ def test_A24_an_odd_dtype_warns_and_disables():
         autocast("cpu", dtype=float32, enabled=False)
 
 
+@pytest.mark.parametrize("dtype", [float32, float64, minamp.int64])
+def test_regions_that_take_over_an_odd_dtype_warn_and_are_disabled(dtype):
+    text, early = f"{dtype} is not a half format", autocast()
+    minamp.set_autocast_dtype("cuda", dtype)
+    try:
+        with pytest.warns(UserWarning, match=text), autocast():
+            assert not minamp.is_autocast_enabled() and (rand(2, 2) @ rand(2, 2)).dtype == float32
+        with early:
+            assert not minamp.is_autocast_enabled()
+        with autocast(dtype=bfloat16):
+            assert (rand(2, 2) @ rand(2, 2)).dtype == bfloat16
+        with pytest.warns(UserWarning, match=text):
+            minamp.set_autocast_enabled(True)
+        assert not minamp.is_autocast_enabled()
+    finally:
+        minamp.set_autocast_dtype("cuda", float16)
+    with autocast(), pytest.warns(UserWarning, match=text):
+        minamp.set_autocast_dtype(dtype)
+        assert not minamp.is_autocast_enabled()
+
+
 def test_A25_wrong_arguments():
     with pytest.raises(ValueError, match="device_type must be a string"):
         autocast(minamp.device("cpu"))
