@@ -88,8 +88,9 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """Steps of about lr whatever the gradient's size (Kingma and Ba, 2015); torch.optim.Adam's formulas.
+    """Steps of about lr whatever the gradient's size, as long as it is well above eps; torch.optim.Adam's formulas.
 
+    Kingma and Ba, "Adam", 2015.
     amsgrad=True: divide by the largest second moment so far (Reddi et al., 2018). Moments, eps and bias
     correction are float32, where eps = 1e-8 is not 0, as it is in float16. capturable, master_weights, write_back,
     foreach, fused: as in SGD.

@@ -1,5 +1,6 @@
 """Optimizer: what SGD and Adam share. Parameter groups, the step through batches of weights, saving and loading."""
 
+import math
 from collections import defaultdict
 
 import numpy as np
@@ -13,14 +14,15 @@ from minamp.formats import float32, float64
 from minamp.nn.module import zero_grad
 from minamp.quiet import quiet
 from minamp.record import enable_grad
-from minamp.tensor import Tensor
+from minamp.tensor import Tensor, same_device
 
 
 class Optimizer:
     """Base class: parameter groups, state, the float32 arithmetic of half weights; subclasses write _update.
 
     params: an iterable of Tensors, or of dicts with 'params' and that group's own options. ValueError for an
-    empty list, a tensor that is not a leaf, or one listed twice; TypeError for what is not a Tensor.
+    empty list, a tensor that is not a leaf, or one listed twice; TypeError for what is not a Tensor, or one of integers
+    or of float8, which no update fits.
     """
 
     def __init__(self, params, defaults):
@@ -64,6 +66,7 @@ class Optimizer:
             where = f"parameter {i} of group {len(self.param_groups)}"
             if not isinstance(p, Tensor):
                 raise TypeError(f"{self._name}: {where} must be a Tensor, got {type(p).__name__}")
+            weights.check_format(f"{self._name}: {where}", p)
             if not p.is_leaf:
                 raise ValueError(
                     f"{self._name}: {where}, shape {p.shape}, was made by {p._node.op.name} and can't be "
@@ -77,12 +80,18 @@ class Optimizer:
         group = {"params": params, **{k: v for k, v in param_group.items() if k != "params"}}
         for option, value in self.defaults.items():
             group.setdefault(option, value)
-        for option in ("lr", "momentum", "dampening", "weight_decay", "eps"):
-            if option in group:
-                check_number(self._name, option, group[option])
+        self._check_options(group)
+        self.param_groups.append(group)
+
+    def _check_options(self, group):
+        """TypeError or ValueError for an option of a group that can't be."""
+        numbers = [o for o in ("lr", "momentum", "dampening", "weight_decay", "eps") if o in group]
+        for option in numbers:
+            check_number(self._name, option, group[option])
         weights.check(self._name, group)
         self._check(group)
-        self.param_groups.append(group)
+        for option in numbers:
+            self._require(group, option, math.isfinite(group[option]), "finite")
 
     def _check(self, group):
         """Raise ValueError for an option out of its range."""
@@ -105,7 +114,8 @@ class Optimizer:
     def step(self, closure=None):
         """Update every parameter that has a gradient. Returns closure()'s loss, or True: the step was made.
 
-        closure: recomputes loss and gradients; called first, with gradients on.
+        closure: recomputes loss and gradients; called first, with gradients on. RuntimeError, and no weight is
+        written, for a gradient or buffer that no longer fits its parameter, or a parameter that can't be written.
         """
         result = True
         if closure is not None:
@@ -129,19 +139,35 @@ class Optimizer:
 
     def _batches(self, group, stored, owners):
         """The weights of a group that have a gradient, in Batches."""
-        batches = {}
+        batches, names = {}, self._buffer_names(group)
         for weight, owner in zip(stored, owners, strict=False):  # owners goes on with the next group's
             if owner.grad is None:
                 continue
-            w, half, state = weight.read(), weight.half(), self.state[weight.p]
+            p, state = weight.p, self.state[weight.p]
+            self._check_fit(p, owner.grad, state, names)
+            w, half = weight.read(), weight.half()
             m = backends.of(w)
             on_gpu = m.name == "cuda" and bool(group.get("capturable"))
             key = (m, w.dtype, half is not None and half.dtype, on_gpu or self._stage(state))
             if key not in batches:
+                weights.check_format(f"{self._name}.step: a parameter", p)
                 flag = getattr(self, "found_inf", None)  # GradScaler's, there during its step
                 batches[key] = Batch(m, on_gpu and {"skip": None if flag is None else flag._data})
             batches[key].add(weight, w, owner.grad._data, half, state)
         return batches.values()
+
+    def _check_fit(self, p, grad, state, names):
+        """RuntimeError for a parameter whose data was exchanged for what its update does not fit."""
+        weights.check_shape("gradient", grad, p, "call zero_grad() before backward()")
+        if backends.of(grad._data) is not backends.of(p._data):
+            same_device(f"{self._name}.step", parameter=p, gradient=grad)
+        for name in names:
+            if name in state:
+                weights.check_shape(name, state[name], p, "build a new optimizer")
+        if not getattr(p._data.flags, "writeable", True):  # a GPU's arrays all are
+            raise RuntimeError(
+                f"{self._name}.step: a {p.dtype} parameter of shape {p.shape} is read-only: give it p.data.copy()"
+            )
 
     def _stage(self, state):
         """What the tensors of one batch have in common: whether, or how often, they were updated before."""
@@ -183,7 +209,7 @@ class Optimizer:
     def state_dict(self):
         """{'state': {index: buffers}, 'param_groups': [options, 'params' as indices]}; shares memory.
 
-        With stochastic write-back also 'generator', where its random numbers stand.
+        With stochastic write-back also 'generator', where its random numbers stand, None before the first.
         """
         index, groups = {}, []
         for group in self.param_groups:
@@ -197,13 +223,14 @@ class Optimizer:
         }
         saved = {"state": state, "param_groups": groups}
         if any(group.get("write_back") == "stochastic" for group in groups):
-            saved["generator"] = self.generator.bit_generator.state
+            saved["generator"] = self._generator and self._generator.bit_generator.state
         return saved
 
     def load_state_dict(self, state_dict):
         """Take over what state_dict() gave, parameters in the same order; buffers (or arrays) are copied.
 
-        ValueError, and nothing is loaded, if the groups' number or sizes or a buffer's shape don't fit.
+        ValueError, and nothing is loaded, if the groups' number or sizes or a buffer's shape don't fit, or an option
+        can't be (TypeError for one that is no number). A buffer that is None is not there yet: torch's SGD saves such.
         """
         if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= state_dict.keys():
             found = [*state_dict] if isinstance(state_dict, dict) else type(state_dict).__name__
@@ -212,6 +239,11 @@ class Optimizer:
                 "state_dict() gave"
             )
         saved = state_dict["param_groups"]
+        for i, group in enumerate(saved):
+            if "params" not in group:
+                raise ValueError(
+                    f"{self._name}.load_state_dict: group {i} has no 'params': give what state_dict() gave"
+                )
         ours, theirs = ([len(g["params"]) for g in groups] for groups in (self.param_groups, saved))
         if ours != theirs:
             raise ValueError(
@@ -219,24 +251,40 @@ class Optimizer:
                 f"optimizer's {ours}: "
                 "build it from the same parameters in the same groups"
             )
-        by_index = {}
+        by_index, updated = {}, []
         for group, other in zip(self.param_groups, saved, strict=True):
             by_index.update(zip(other["params"], group["params"], strict=True))
+            updated.append({**group, **other, "params": group["params"]})
+            self._check_options(updated[-1])
         state = defaultdict(dict)
         for i, buffers in state_dict["state"].items():
+            if i not in by_index:
+                raise ValueError(
+                    f"{self._name}.load_state_dict: 'state' is of a parameter {i!r} that no group lists: give what "
+                    "state_dict() gave"
+                )
             for name, value in buffers.items():
-                state[by_index[i]][name] = self._loaded(i, by_index[i], name, value)
+                if value is not None:
+                    state[by_index[i]][name] = self._loaded(i, by_index[i], name, value)
+        for group in updated:
+            for p in group["params"]:
+                for name in self._buffer_names(group):
+                    if not isinstance(state[p].get(name, p), Tensor):
+                        raise ValueError(
+                            f"{self._name}.load_state_dict: {name} must be a Tensor or an array, got {state[p][name]!r}"
+                        )
+        random = self._generator
         if "generator" in state_dict:
-            fresh = np.random.default_rng(0)
-            fresh.bit_generator.state = state_dict["generator"]
-            self._generator = fresh
-        self.state = state
-        for group, other in zip(self.param_groups, saved, strict=True):
-            group.update({k: v for k, v in other.items() if k != "params"})
+            random = state_dict["generator"] and np.random.default_rng(0)
+            if random:
+                random.bit_generator.state = state_dict["generator"]
+        self.state, self._generator = state, random
+        for group, new in zip(self.param_groups, updated, strict=True):
+            group.update(new)
 
     def _loaded(self, i, p, name, value):
         if name == "step":
-            return int(value)  # also a counter that was on a GPU
+            return self._loaded_step(i, value)
         array = value._data if isinstance(value, Tensor) else value
         if not isinstance(array, np.ndarray) and not backends.device.holds(array):
             return value
@@ -248,6 +296,17 @@ class Optimizer:
         kept = p.dtype if p.dtype == float64 or name == "compensation" else float32
         array = backends.move(array, p.device)
         return Tensor(backends.of(array).owned(array, kept, p._data), requires_grad=name == "master")
+
+    def _loaded_step(self, i, value):
+        try:
+            step = int(value)  # also a counter that was on a GPU
+        except (TypeError, ValueError, OverflowError):
+            step = -1
+        if step < 0:
+            raise ValueError(
+                f"{self._name}.load_state_dict: step of parameter {i} must be a whole number, at least 0, got {value!r}"
+            )
+        return step
 
     def __repr__(self):
         lines = [f"{self._name} ("]

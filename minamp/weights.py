@@ -14,7 +14,7 @@ gradients, so of the float16 weights it takes only those with a master.
 
 from minamp import backends
 from minamp.backends import narrow, widen
-from minamp.formats import is_half, stochastic_round
+from minamp.formats import float32, float64, is_half, stochastic_round
 from minamp.tensor import Tensor
 
 
@@ -74,6 +74,7 @@ class Kahan(Float):
         if "compensation" not in state:
             state["compensation"] = Tensor(backends.of(w).zeros_like(self.p._data))
         c = state["compensation"]
+        check_shape("compensation", c, self.p, "build a new optimizer")
         if _written_by_others(c, self.p):
             # Rounding moves a weight by at most half a step; what would move it further belongs to another.
             mine = narrow(w - 0.5 * widen(c._data), self.p.dtype) == self.p._data
@@ -119,6 +120,7 @@ class Master(Float):
         if "master" not in state:
             state["master"] = Tensor(widen(p._data), requires_grad=True)
         master = state["master"]
+        check_shape("master", master, p, "build a new optimizer")
         if _written_by_others(master, p):
             # The new values count, and where the weight still is the rounded master, the master's digits do.
             same = narrow(master._data, p.dtype) == p._data
@@ -170,6 +172,21 @@ def of(p, group, optimizer):
     if group.get("master_weights"):
         return Master(p, optimizer)
     return RULES[group.get("write_back", "nearest")](p, optimizer)
+
+
+def check_format(where, p):
+    """TypeError for a parameter whose format has no update."""
+    if not is_half(p.dtype) and p.dtype not in (float32, float64):
+        raise TypeError(f"{where} of shape {p.shape} is {p.dtype}, which can't be trained: give x.float()")
+
+
+def check_shape(name, t, p, repair):
+    """RuntimeError for a gradient or a buffer of another shape than its parameter's."""
+    if t._data.shape != p._data.shape:
+        raise RuntimeError(
+            f"step: the {name} of a parameter of shape {p.shape} has shape {t.shape}, from before its data was "
+            f"exchanged: {repair}"
+        )
 
 
 def check(name, group):

@@ -343,6 +343,103 @@ def test_load_state_dict_refuses_other_groups_and_shapes_and_changes_nothing():
     assert np.array_equal(optimizer.state[ps[0]]["momentum_buffer"].data, before)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "error", "text"),
+    [
+        ({"state": {7: {}}}, ValueError, "'state' is of a parameter 7 that no group lists"),
+        ({"lr": "x"}, TypeError, "^SGD: lr must be a number, got 'x'"),
+        ({"lr": math.inf}, ValueError, "^SGD: lr must be finite, got inf"),
+        ({"momentum": -1}, ValueError, "^SGD: momentum must be at least 0, got -1"),
+        ({"write_back": "bogus"}, ValueError, "^SGD: write_back must be one of "),
+        ({"params": None}, ValueError, "group 0 has no 'params'"),
+        ({"state": {0: {"step": "x"}}}, ValueError, "step of parameter 0 must be a whole number"),
+        ({"state": {0: {"step": -1}}}, ValueError, "step of parameter 0 must be a whole number"),
+        (
+            {"state": {1: {"momentum_buffer": 1.0}}},
+            ValueError,
+            "momentum_buffer must be a Tensor or an array, got 1.0",
+        ),
+    ],
+)
+def test_load_state_dict_refuses_what_can_not_be_and_changes_nothing(wrong, error, text):
+    ps, optimizer, _ = trained("SGD", 2, momentum=0.9)
+    saved = optimizer.state_dict()
+    group = {**saved["param_groups"][0], "lr": 0.5} | {k: v for k, v in wrong.items() if k != "state"}
+    if wrong.get("params", 1) is None:
+        del group["params"]
+    state, before = optimizer.state, repr(optimizer)
+    with pytest.raises(error, match=text):
+        optimizer.load_state_dict({"state": wrong.get("state", {}), "param_groups": [group]})
+    assert optimizer.state is state and repr(optimizer) == before
+
+
+def test_a_momentum_buffer_that_torch_has_not_made_yet_is_taken_as_absent():
+    p, q = parameter([1.0]), parameter([1.0])
+    optimizer, fresh = optim.SGD([p], lr=0.5, momentum=0.9), optim.SGD([q], lr=0.5, momentum=0.9)
+    saved = fresh.state_dict()
+    optimizer.load_state_dict({**saved, "state": {0: {"momentum_buffer": None}}})
+    for t, o in ((p, optimizer), (q, fresh)):
+        for _ in range(2):
+            give(t, [1.0])
+            o.step()
+    assert p.item() == q.item()
+
+
+# -- parameters whose data was exchanged
+
+
+def test_a_step_that_can_not_be_made_writes_no_weight_and_counts_no_step():
+    def exchanged(p, optimizer):
+        p.data = np.ones(3, f32)
+
+    def no_longer_written(p, optimizer):
+        p.data.flags.writeable = False
+
+    def other_buffer(p, optimizer):
+        p.grad, p.data = None, np.ones(3, f32)
+        give(p, [1.0, 1.0, 1.0])
+
+    def other_format(p, optimizer):
+        p.data = np.ones(2, np.int64)
+
+    for spoil, error, text in (
+        (
+            exchanged,
+            RuntimeError,
+            r"gradient of a parameter of shape \(3,\) has shape \(2,\).*call zero_grad\(\)",
+        ),
+        (no_longer_written, RuntimeError, r"^Adam.step: a float32 parameter of shape \(2,\) is read-only"),
+        (other_buffer, RuntimeError, r"exp_avg of a parameter of shape \(3,\).*build a new optimizer"),
+        (other_format, TypeError, r"^Adam.step: a parameter of shape \(2,\) is int64"),
+    ):
+        first, half, p = parameter([1.0]), parameter([1.0], f16), parameter([1.0, 1.0])
+        optimizer = optim.Adam([first, half, p])
+        for t in (first, half, p):
+            give(t, np.ones(t.shape))
+        optimizer.step()
+        before = first.item(), half.item()
+        spoil(p, optimizer)
+        with pytest.raises(error, match=text):
+            optimizer.step()
+        assert (first.item(), half.item()) == before
+        assert {t: s["step"] for t, s in optimizer.state.items()} == {first: 1, half: 1, p: 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "name"), [({"master_weights": True}, "master"), ({"write_back": "kahan"}, "compensation")]
+)
+def test_a_master_or_compensation_of_another_shape_is_named(options, name):
+    p = parameter([1.0, 1.0], f16)
+    optimizer = optim.SGD([p], lr=0.5, **options)
+    give(p, [1.0, 1.0])
+    optimizer.step()
+    p.grad, p.data = None, np.ones(3, f16)
+    give(p, [1.0, 1.0, 1.0])
+    with pytest.raises(RuntimeError, match=rf"the {name} of a parameter of shape \(3,\) has shape \(2,\)"):
+        optimizer.step()
+    assert p.tolist() == [1.0, 1.0, 1.0]
+
+
 # -- half weights and their masters
 
 
@@ -514,6 +611,29 @@ def test_options_are_numbers(option, wrong):
     """YAML reads 1e-3 as text."""
     with pytest.raises(TypeError, match=f"^SGD: {option} must be a number, got "):
         optim.SGD([minamp.nn.Parameter(np.ones(2, np.float32))], **{"lr": 0.1, option: wrong})
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW"])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_options_are_finite(kind, wrong):
+    optimizer = getattr(optim, kind)
+    for option in {"lr", "momentum", "dampening", "weight_decay", "eps"} & optimizer(
+        [parameter([1.0])]
+    ).defaults.keys():
+        with pytest.raises(ValueError, match=f"^{kind}: {option} must be (at least 0|finite), got {wrong}"):
+            optimizer([parameter([1.0])], **{option: wrong})
+
+
+@pytest.mark.parametrize(
+    "dtype", [minamp.int64, minamp.bool, minamp.float8_e4m3fn, minamp.float8_e5m2], ids=str
+)
+def test_what_has_no_update_is_no_parameter(dtype):
+    optimizer = optim.SGD([parameter([1.0])], lr=0.1)
+    with pytest.raises(
+        TypeError, match=f"^SGD: parameter 0 of group 1 of shape .1,. is {dtype}, .*give x.float"
+    ):
+        optimizer.add_param_group({"params": minamp.ones(1).to(dtype)})
+    assert len(optimizer.param_groups) == 1
 
 
 @pytest.mark.parametrize("betas", [("0.9", 0.999), 0.9, (0.9,), "ab", None], ids=repr)

@@ -375,6 +375,23 @@ def test_loading_a_state_without_a_generator_keeps_the_optimizers_own():
     assert optimizer.state_dict()["generator"] == position
 
 
+def test_saving_draws_no_random_number_and_a_run_resumed_before_the_first_goes_on_alike():
+    minamp.manual_seed(0)
+    p, optimizer = updated(np.ones(100), 0, write_back="stochastic")
+    where = minamp.get_rng_state()
+    saved = pickle.loads(pickle.dumps(optimizer.state_dict()))
+    assert saved["generator"] is None and minamp.get_rng_state() == where
+    advance(p, optimizer, 5)
+
+    q, fresh = updated(np.ones(100), 3, write_back="stochastic")
+    with minamp.no_grad():
+        q.fill_(1.0)
+    fresh.load_state_dict(saved)
+    minamp.set_rng_state(where)
+    advance(q, fresh, 5)
+    assert p.tolist() == q.tolist()
+
+
 def test_a_weight_written_by_others_drops_a_compensation_that_is_not_its_own():
     p, optimizer = updated([1.0, 1.0], 2, write_back="kahan")
     c = optimizer.state[p]["compensation"]
