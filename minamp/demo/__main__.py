@@ -23,7 +23,7 @@ READ_NEXT = {
     None: """Read next:
   minamp/demo/         this demo; training_step in experiment.py is the loop to copy
   minamp/autocast.py   act 1: where the cast policy is switched on; minamp/ops/ holds the policy of every op
-  minamp/optim.py      act 2: master weights
+  minamp/optim/        act 2: master weights
   minamp/scaler.py     act 3: the dynamic loss scale, with the algorithm in its first lines
   minamp/watch/        the instruments used here: first_bad_op, histograms, memory
   minamp/ops/naive.py  more ways to compute wrongly in half precision""",

@@ -567,7 +567,7 @@ assert np.abs(cases["bfloat16, eps 1e-8"] - 1).max() < 0.2
 # - [`minamp.weights.Nearest`](../minamp/weights.py), [`minamp.weights.Master`](../minamp/weights.py),
 #   [`minamp.weights.Stochastic`](../minamp/weights.py), [`minamp.weights.Kahan`](../minamp/weights.py): the four
 #   ways, on one page.
-# - [`minamp.optim.SGD`](../minamp/optim.py) and [`minamp.optim.Adam`](../minamp/optim.py): the options
+# - [`minamp.optim.SGD`](../minamp/optim/__init__.py) and [`minamp.optim.Adam`](../minamp/optim/__init__.py): the options
 #   `master_weights` and `write_back`; the arithmetic of a step is float32 in all of them.
 # - [`minamp.formats.stochastic_round`](../minamp/formats.py), [`minamp.formats.ulp`](../minamp/formats.py).
 # - [`minamp.demo.acts.act2`](../minamp/demo/acts.py): the network that learns less, as `make demo` tells it.

@@ -1,11 +1,14 @@
 """SGD, Adam, AdamW. What they share is in optimizer.py; how a weight is stored is weights.py's business.
 
+Schedules of their learning rates are in lr_scheduler.py.
+
 Whatever a weight's format, its update is computed in float32 (float64 for float64 weights): widened, updated,
 rounded once. Rounded to nearest, an update below half a step of the format is lost: w = 1 in float16 minus 1e-4
 stays 1, a hundred times over. master_weights=True, write_back='stochastic' and 'kahan' are three ways out.
 """
 
 from minamp.arguments import check_number
+from minamp.optim import lr_scheduler
 from minamp.optimizer import Optimizer
 
 
