@@ -23,7 +23,7 @@ from minamp.arguments import check_number
 class LRScheduler:
     """Base class: writes a new 'lr' into every parameter group, at once and at each step(); subclasses write _lr.
 
-    last_epoch: the steps made, less one; other than -1 the groups need the 'initial_lr' of an earlier run (KeyError).
+    last_epoch: where an earlier run stood; other than -1 the groups need its 'initial_lr' (KeyError).
     """
 
     _name = property(lambda self: type(self).__name__)
