@@ -76,10 +76,8 @@ def clear_autocast_cache():
 def _casts_to(dtype):
     """Whether there is something to cast to `dtype`; a warning if there is not."""
     if not is_half(dtype):
-        warnings.warn(
-            f"autocast: dtype {dtype} is not a half format, the region is disabled: use {float16} or {bfloat16}",
-            UserWarning,
-            stacklevel=3,
+        warn(
+            f"autocast: dtype {dtype} is not a half format, the region is disabled: use {float16} or {bfloat16}"
         )
     return is_half(dtype)
 
