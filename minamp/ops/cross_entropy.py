@@ -71,8 +71,8 @@ def _positives(target, pos_weight):
 @op(
     policy=BANNED,
     banned_text=(
-        "binary_cross_entropy: unsafe in an autocast region, for a half sigmoid is exactly 0 or 1 from about 8.3 and 17.3 on and "
-        "its logarithm is lost: give the logits to binary_cross_entropy_with_logits, which is float32 here"
+        "binary_cross_entropy: unsafe in an autocast region, for a half sigmoid is exactly 1 from about 8.3 on and 0 from "
+        "about -17.3 down, and its logarithm is lost: give the logits to binary_cross_entropy_with_logits, which is float32 here"
     ),
     mixed="promote",
 )
