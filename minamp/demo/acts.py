@@ -196,8 +196,11 @@ def act3(stage):
         "The cure: GradScaler. It multiplies the loss by a scale, so that all gradients arrive that much larger, and divides "
         "again in float32 before the update. If a scaled gradient overflows, it skips the step and halves the scale."
     )
-    stage.arm("scaled", f"{plateau(cured)}; {percent(cured.flushed)} of the gradients flushed to 0")
-    stage.say(f"The scale started at {65536:,}; {skipped(cured)}; it ended at {found:,.0f}.")
+    stage.arm("scaled", plateau(cured))
+    stage.say(
+        f"The scale started at {65536:,}; {skipped(cured)}; it ended at {found:,.0f}, at which {percent(cured.flushed)} of the "
+        "first batch's gradients become 0."
+    )
     stage.say()
     last = len(cured.losses)
     slow, quick = broken.left_plateau or last, cured.left_plateau or last
@@ -244,7 +247,7 @@ def recipe(stage):
     if stage.device == "cpu":
         stage.say(
             "Time: a CPU has no half-precision arithmetic. It computes in float32 and pays for the rounding, so here half is "
-            "not the faster one. On a GPU with tensor cores it is."
+            "not the faster one. On a GPU with tensor cores it can be, for networks large enough (notebook 9)."
         )
     stage.say()
     slack = 0.03 if stage.quick else 0.01
@@ -286,5 +289,6 @@ def summary(stage):
             )
     stage.console.print(table)
     stage.say(
-        "flushed: first gradients that became 0; lost: updates that changed no weight; skips: steps skipped by the scaler."
+        "flushed: gradients of the first batch that became 0, at the run's last scale; lost: updates that changed no "
+        "weight; skips: steps skipped by the scaler."
     )

@@ -34,7 +34,7 @@ def he_normal(module):
 
 
 def deep_mlp():
-    """Seven hidden layers of 192, all weights from N(0, 0.01): AlexNet's initial values, small for a net this deep."""
+    """Seven hidden layers of 192, all weights from N(0, 0.01²): AlexNet's initial values, small for a net this deep."""
     sizes = [784] + [192] * 7
     hidden = [m for a, b in zip(sizes, sizes[1:], strict=False) for m in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(192, 10)).apply(small_normal)
@@ -133,7 +133,7 @@ class Run:
     accuracy: float | None = None  # on the 1,000 test digits; None if the network answers NaN
     left_plateau: int | None = None  # first step with a loss below PLATEAU
     lost_updates: float | None = None  # share of the non-zero updates that changed no weight
-    flushed: float | None = None  # share of the non-zero weight gradients that are 0 in the first backward
+    flushed: float | None = None  # share of the first non-zero weight gradients that are 0 at the last scale
     skips: list = field(default_factory=list)
     scales: list = field(default_factory=list)
     saved_bytes: int = 0
