@@ -88,7 +88,8 @@ class autocast:
     device_type: 'cuda' or 'cpu', optional and without effect: regions work on every device. dtype: float16 or bfloat16;
     default: the enclosing region's, float16 outside. enabled=False opens a region where nothing is cast.
     cache_enabled: keep the half copy of a weight until the outermost region ends.
-    Another dtype, named or taken over, warns (UserWarning) and disables the region, as PyTorch does on the CPU.
+    Another dtype, named or taken over, warns (UserWarning) and disables the region, on every device; PyTorch does so on the
+    CPU only.
     Raises ValueError for a device_type that is not a string, RuntimeError for an unknown device.
     """
 
