@@ -14,7 +14,8 @@ MEANING = {
     "fp32": "every float tensor is cast to float32, then the op runs",
     "fp32_set_opt_dtype": "`dtype=float32` is filled in unless the caller gave a dtype",
     "fp32_append_dtype": "as fp32_set_opt_dtype; only `norm`",
-    "promote": "every float tensor is cast to the widest float dtype among the arguments",
+    "promote": "every float tensor is cast to float32 if one of them is float32, else to the region's half dtype; the other half "
+    "format is refused, unless a float32 stands before it",
     "banned": "refused inside a region, with the repair in the error",
     "not listed": "runs in the dtypes it is given, with the ordinary type promotion",
 }

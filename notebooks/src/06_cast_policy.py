@@ -102,7 +102,7 @@ meaning = {
     "fp32": "cast all to float32",
     "fp32_set_opt_dtype": "fill in dtype=float32 if the caller gave none",
     "fp32_append_dtype": "the same, for norm",
-    "promote": "cast all to the widest format among them",
+    "promote": "cast all to float32 if one is, else to half",
     "banned": "refuse, and say what to use instead",
     "not listed": "change nothing",
 }
