@@ -49,7 +49,8 @@ class naive_half_sum:
 class naive_half_softmax:
     """exp(x) / sum(exp(x)) over dim without the shift by the maximum; use softmax.
 
-    In float16 one logit of 11.09375, or three of 10, make the sum inf, and inf / inf is nan.
+    In float16 one logit of 11.09375 makes exp and the sum inf, and inf / inf is nan; three of 10 make only the sum inf,
+    and every probability 0.
     """
 
     def call(x, dim=-1):

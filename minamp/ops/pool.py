@@ -24,7 +24,7 @@ def _pooling(name, x, kernel, stride, padding, dilation, ceil_mode):
 def _apart(attrs):
     """Whether no element lies in two windows: the gradient then only moves, and rounding it again would be lost time.
 
-    A CNN step (28x28, batch 128) under autocast takes 33 ms and not 35.
+    A CNN step (28x28, batch 128) under autocast takes 6 % less.
     """
     spans = reach(attrs["dilation"], attrs["kernel"])
     return all(s >= span for s, span in zip(attrs["stride"], spans, strict=True))
