@@ -172,8 +172,8 @@ def tables(one, two):
     compute = one["float32 alone"]
     lines += [
         "",
-        f"On paper, with this latency and bandwidth between any two ranks and {BATCH} samples on each (float32, one step of "
-        f"{1e3 * compute:.1f} ms alone): how much of n ranks' computing is left.",
+        f"On paper, with this latency and bandwidth between any two ranks and {BATCH} samples on each (float32; computing alone, "
+        f"without averaging, takes {1e3 * compute:.1f} ms on one process): how much of n ranks' computing is left.",
         "",
         "| ranks | ring of n, nothing hidden | hidden behind backward | summed in float16 (half the bytes), hidden |",
         "|---|---|---|---|",
