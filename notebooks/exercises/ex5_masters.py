@@ -303,7 +303,8 @@ def adam_step(state, grad, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0
 
 
 # %% [markdown]
-# Adam's first step is lr, whatever the size of the gradient. A gradient of 0 makes no step.
+# Adam's first step is lr, whatever the size of the gradient, as long as it is well above eps. A gradient of 0 makes
+# no step.
 
 # %% nbgrader={"grade": true, "grade_id": "adam_step_first", "locked": true, "points": 7, "schema_version": 3, "solution": false, "task": false}
 state = start(ADAM, np.zeros(4))

@@ -3,7 +3,7 @@
 #
 # You know the loop: forward, loss, backward, step. It works in float32, which spends 32 bits on each number.
 # What happens if every number gets 16 bits? Why does the same loop break then, and which four lines repair
-# it? This notebook shows it in one minute. The other ten explain it.
+# it? This notebook shows it in one minute. The other eleven explain it.
 #
 # After this notebook you will be able to
 #

@@ -64,7 +64,8 @@ print("minamp", minamp.__version__)
 #
 # $$ x = (-1)^s \cdot 2^{1-b} \cdot \frac{m}{2^p} \qquad\text{if } e = 0. $$
 #
-# The second line holds the *subnormal* numbers, and 0. float16 has a 5-bit exponent with bias 15 and a 10-bit
+# The second line holds the *subnormal* numbers, and 0. The largest $e$ is set apart: $m = 0$ is infinity, anything else
+# NaN (e4m3fn keeps all but one of these patterns for numbers). float16 has a 5-bit exponent with bias 15 and a 10-bit
 # mantissa.
 #
 # **Predict.** Write 0.15625 = 5/32 in float16: which power of two is just below it, and what is left for the
@@ -143,11 +144,12 @@ plt.show()
 # ## The step from one number to the next
 #
 # The distance to the next number is called *ulp*, unit in the last place. Between two powers of two it is
-# constant:
+# constant. For a normal number
 #
 # $$ \mathrm{ulp}(x) = 2^{\lfloor \log_2 |x| \rfloor - p}. $$
 #
-# It doubles at every power of two, so *relative* to $x$ it stays between $2^{-p-1}$ and $2^{-p}$.
+# It doubles at every power of two, so *relative* to $x$ it stays between $2^{-p-1}$ and $2^{-p}$. The subnormal numbers
+# all have the ulp of the smallest normal one.
 #
 # **Predict.** In float16, what is 2048 + 1? 2048 + 2? 2048 + 3? And 1 + 0.0004?
 
@@ -182,8 +184,9 @@ print(f"overflow: |x| >= {half.overflow:g} becomes inf, though the largest numbe
 # largest number is the nearest one.
 #
 # The figure shows the largest relative error of a cast within each power of two, for all six formats at once.
-# Read each panel from right to left: infinite, then a flat floor of at most half an eps, then the subnormals,
-# whose error grows by two for every power of two, then 100 %: the value is 0.
+# Read the panels of float16 and float8 from right to left: lost to infinity (e4m3fn has none: NaN), then a flat floor
+# of at most half an eps, then the subnormals, whose error doubles with every power of two, then 100 %: the value is 0.
+# Of float32, tf32 and bfloat16 there is only the floor: their ends lie outside of the picture.
 
 # %%
 powers = np.arange(-60, 40)

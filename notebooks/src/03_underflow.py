@@ -265,9 +265,9 @@ print(
 # gives infinities, which nobody can miss. So the rule is: as large as possible, and if an infinity appears, skip
 # that step and take half. That is what `GradScaler` does ([notebook 7](07_scale_dynamics.ipynb)).
 #
-# Look at the dashed line too. In the last epoch more than a third of the activation gradients is flushed at
-# $S = 1$, and yet the weight gradients are nearly as good there as they get: what is flushed are the smallest ones,
-# and they add little. For this network, at this point, scaling buys little.
+# Look at the dashed line too. In the last epoch more than a third of the non-zero activation gradients is flushed at
+# $S = 1$ (the table says how many), and yet the weight gradients are nearly as good there as they get: what is flushed
+# are the smallest ones, and they add little. For this network, at this point, scaling buys little.
 #
 # ## A plateau, lost and regained
 #
@@ -392,8 +392,8 @@ plt.show()
 # loss that is a number).*
 #
 # Without scaling the loss lies on the dotted line, and nothing in it says why: no NaN, no infinity, no error. The
-# network seems to be a bad one. Adam moves a weight by its gradient's direction, however small the gradient is,
-# but a gradient of 0 has no direction.
+# network seems to be a bad one. Adam moves a weight by its gradient's direction, however small the gradient is, as
+# long as it is well above eps (1e-8), but a gradient of 0 has no direction.
 #
 # $S = 8$ is enough, although the first step still loses almost everything. The list of zeros shows how. Adam
 # moves each weight whose gradient is not 0, by about the learning rate. The few that move make the next gradients

@@ -423,7 +423,7 @@ assert (np.abs(stall - 1) > 0.02).any() and np.isnan(
 
 # %% [markdown]
 # *Size of LayerNorm's output against the size of its input row, for four widths D. Dotted: the limit
-# $\sqrt{65504/D}$, above which the output is exactly 0.*
+# $\sqrt{65504/D}$, a little above which the output is exactly 0.*
 #
 # On the left both curves fall in the same way: there $\varepsilon = 10^{-5}$ is larger than the variance, as
 # everywhere. That is why $\varepsilon$ must not be smaller: 1e-8 is 0 in float16, and a constant row becomes 0
@@ -653,9 +653,10 @@ assert outcome[False][0] > 31 and outcome[False][2] < 1 and outcome[True][0] == 
 # %% [markdown]
 # The weights survive, but from the collapse on most steps are thrown away, because most batches hold one sure
 # example. The scale is halved each time and sinks below 1, where it does the opposite of its job. (The very first step
-# is skipped for another reason: a half loss times the scale of 65536 is infinite.) The fault is in the
-# *forward* pass, and no factor after the loss reaches it. A NaN in the loss means: look for the op, not at the
-# scale. Inside the block the same formula runs in float32, and all is well.
+# is skipped for another reason: the scaled loss is float32 and finite, but the gradient that reaches the half loss is
+# the scale itself, and 65536 is infinite in float16.) The fault is in the *forward* pass, and no factor after the loss
+# reaches it. A NaN in the loss means: look for the op, not at the scale. Inside the block the same formula runs in
+# float32, and all is well.
 #
 # ## Questions
 #

@@ -451,7 +451,8 @@ plt.show()
 # $$ m \leftarrow \beta_1 m + (1-\beta_1) g, \quad v \leftarrow \beta_2 v + (1-\beta_2) g^2, \quad
 #    w \leftarrow w - \mathrm{lr}\; \frac{\hat m}{\sqrt{\hat v} + \varepsilon}. $$
 #
-# Whatever the size of the gradients, if they are always the same, the step is lr. That is what Adam is for.
+# Whatever the size of the gradients, if they are always the same and well above $\varepsilon$ ($10^{-8}$), the step
+# is lr. That is what Adam is for.
 #
 # **Predict.** In float16: below which gradient is $g^2 = 0$? Below which is $(1 - \beta_2) g^2 = 0$? What are
 # $\beta_2 = 0.9999$ and $\varepsilon = 10^{-8}$? And $\beta_2 = 0.999$ in bfloat16?

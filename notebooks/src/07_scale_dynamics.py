@@ -494,7 +494,8 @@ assert all((~made[200:]).mean() <= 1.5 / (n + 1) + 1 / 200 for (_, n), (_, made,
 # %% [markdown]
 # *The scale (blue) in six trainings of one network, and the limit set by the largest weight gradient of each
 # step (grey). Top: three initial scales. Bottom: three growth intervals. The scale stays under the lower edge
-# of the grey band once it has found it; from 2^0, or with N = 2000, 400 steps are too short for that.*
+# of the grey band once it has found it; from 2^0, or with N = 200 or 2000, 400 steps are too
+# short for that.*
 #
 # The band rises: the gradients shrink as the loss falls, so the scale may rise too, and that is when small
 # gradients need it most. All six end with nearly the same accuracy, printed above: this network is not at the

@@ -273,8 +273,9 @@ for name, (outcome, grade, kept) in full.items():
 # ## The doctor
 #
 # Waiting for a NaN is a slow way to find a fault. `minamp.doctor(step, model=..., optimizer=..., scaler=...)`
-# runs your step a few times as it is and once in float32, watches every op and every call of the loop, puts
-# everything back, and says what is wrong with the *code*, whether or not it has done harm yet.
+# runs your step once as it is and once in float32, more often where that leaves a question, watches every op and
+# every call of the loop, puts everything back, and says what is wrong with the *code*, whether or not it has done
+# harm yet.
 #
 # **Predict.** For which of the twelve variants will it find something, at step 1, before anything is learned?
 

@@ -340,7 +340,8 @@ plt.show()
 #
 # A convolution is a product as well: each output position takes its window of the input as a row of
 # $C \cdot 3 \cdot 3$ numbers, a *column* in the usual name, times the weights. minamp makes these columns in
-# chunks, each small enough to stay in the GPU's cache, and multiplies chunk by chunk.
+# chunks, each small enough for the cache of an A100 (40 MB) or a larger card, and multiplies chunk by chunk. A T4's
+# 4 MB are too small for one.
 #
 # **Predict.** A product of 512 x 512 and a convolution, both with half inputs. Which format do they come out
 # in? How many results differ from the exact sum, rounded once? And how many more bytes does the convolution

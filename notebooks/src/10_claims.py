@@ -723,7 +723,7 @@ assert ends[0, True] == ends[0, False] and ends[15, False] > 2 * ends[15, True]
 # *Loss of the same network on the digits over 40 steps, clipped to norm 1 in the right order (blue) and before
 # `unscale_` (red, dashed), at four loss scales. At scale 1 both orders are the same.*
 #
-# Clipped first, the *scaled* gradients are compared with `max_norm`; the update is then at most
+# Clipped first, the *scaled* gradients are compared with `max_norm`; unscaled, their norm is then at most
 # `max_norm / scale`, and it changes whenever the scale does. Clipping to `max_norm * scaler.get_scale()` would
 # be right as well. Clipping by *value* before `unscale_` has a second fault: it makes an infinity a finite
 # number, so that the overflow is not noticed and the step is made.

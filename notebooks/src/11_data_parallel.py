@@ -912,8 +912,8 @@ plt.show()
 # %% [markdown]
 # *Bytes per parameter on each rank, measured, with optimizer state in shares of whole tensors. Dashed: $4 + 12/n$.*
 #
-# The mean is the formula exactly. But a tensor stays whole, so no rank can have less than the largest one, and with many
-# ranks most have none. Systems that train large models cut tensors into pieces for that reason. What the formula
+# The mean is the formula exactly. But a tensor stays whole, so the fullest rank can't have less than the largest tensor,
+# and with many ranks most have none. Systems that train large models cut tensors into pieces for that reason. What the formula
 # leaves out: the activations kept for backward, which more ranks do shrink, as each has a smaller share of the batch; and the
 # bucket buffers.
 #
