@@ -223,7 +223,8 @@ class Optimizer:
         }
         saved = {"state": state, "param_groups": groups}
         if any(group.get("write_back") == "stochastic" for group in groups):
-            saved["generator"] = self._generator and self._generator.bit_generator.state
+            drawn = self._generator is not None
+            saved["generator"] = self._generator.bit_generator.state if drawn else None
         return saved
 
     def load_state_dict(self, state_dict):
@@ -267,16 +268,17 @@ class Optimizer:
                 if value is not None:
                     state[by_index[i]][name] = self._loaded(i, by_index[i], name, value)
         for group in updated:
-            for p in group["params"]:
-                for name in self._buffer_names(group):
-                    if not isinstance(state[p].get(name, p), Tensor):
+            for buffers in [state[p] for p in group["params"] if p in state]:
+                for name in buffers.keys() & self._buffer_names(group):
+                    if not isinstance(buffers[name], Tensor):
                         raise ValueError(
-                            f"{self._name}.load_state_dict: {name} must be a Tensor or an array, got {state[p][name]!r}"
+                            f"{self._name}.load_state_dict: {name} must be a Tensor or an array, got {buffers[name]!r}"
                         )
         random = self._generator
         if "generator" in state_dict:
-            random = state_dict["generator"] and np.random.default_rng(0)
-            if random:
+            random = None  # nothing was drawn yet
+            if state_dict["generator"] is not None:
+                random = np.random.default_rng(0)
                 random.bit_generator.state = state_dict["generator"]
         self.state, self._generator = state, random
         for group, new in zip(self.param_groups, updated, strict=True):
