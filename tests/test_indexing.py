@@ -161,15 +161,6 @@ def test_a_copy_can_be_assigned_to():
     assert x.grad.tolist() == [2, 14, 1]
 
 
-def test_a_0_dim_index_tensor_makes_a_copy():
-    x, i = minamp.zeros(2, 2), tensor(0)
-    x[i].add_(1)
-    assert x.tolist() == [[0, 0], [0, 0]]
-    x[0].add_(1)
-    x[i] += 1
-    assert x.tolist() == [[2, 2], [0, 0]]
-
-
 def test_in_place_forms():
     x = minamp.zeros(3, dtype=float16)
     assert x.masked_fill_(at([True, False, False]), -math.inf) is x and x.tolist() == [-math.inf, 0, 0]
