@@ -27,10 +27,11 @@ def check_number(owner, name, value):
         raise TypeError(f"{owner}: {name} must be a number, got {value!r}")
 
 
-def check_floating(op, x, error=RuntimeError):
-    """`error` for a tensor of integers or bools."""
-    if not is_floating(x.dtype):
-        raise error(f"{op}: needs floating values, this tensor is {x.dtype}: use x.float()")
+def check_floating(op, x, error=RuntimeError, dtype=None):
+    """`error` for a tensor of integers or bools, unless it is to be cast to a floating `dtype`."""
+    dtype = x.dtype if dtype is None else np.dtype(dtype)
+    if not is_floating(dtype):
+        raise error(f"{op}: not defined for {dtype}: use x.float()")
 
 
 def bound(function, args, kwargs):

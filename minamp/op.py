@@ -51,9 +51,7 @@ from minamp.views import Origin, follow
 _quietly = Quietly()  # for an op's arithmetic, which calls no other op
 
 
-def op(
-    policy, *, name=None, mixed="error", ints="keep", stored=False, moves=False, view=False, banned_text=None
-):
+def op(policy, *, mixed="error", ints="keep", stored=False, moves=False, view=False, banned_text=None):
     """Class decorator: make the class body the op of that name, callable as a function, and enter it in OPS.
 
     policy: one of the seven in policy.py; there is no default. mixed: what tensors of different float dtypes do: 'error',
@@ -67,9 +65,7 @@ def op(
         raise ValueError(f"@op: policy must be one of {list(POLICIES)}, got {policy!r}")
 
     def declare(cls):
-        return Op(
-            cls, name or cls.__name__, policy, mixed, ints, stored or bool(moves), moves, view, banned_text
-        )
+        return Op(cls, policy, mixed, ints, stored or bool(moves), moves, view, banned_text)
 
     return declare
 
@@ -77,9 +73,9 @@ def op(
 class Op:
     """One declared op: call it like a function. `pull` is its backward."""
 
-    def __init__(self, cls, name, policy, mixed, ints, stored, moves, view, banned_text):
+    def __init__(self, cls, policy, mixed, ints, stored, moves, view, banned_text):
         body = {name: part for c in reversed(cls.__mro__) for name, part in vars(c).items()}
-        self.name = self.__name__ = self.__qualname__ = name
+        self.name = self.__name__ = self.__qualname__ = name = cls.__name__
         self.__doc__, self.__module__ = cls.__doc__, cls.__module__
         self.policy, self.cast_inputs = policy, POLICIES[policy]
         self.mixed, self.ints, self.stored, self.moves, self.view = mixed, ints, stored, moves, view

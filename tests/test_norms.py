@@ -207,7 +207,7 @@ def test_torch_norms_names():
 def test_errors():
     x, ints = minamp.ones(2, 3), tensor([1, 2])
     for name in ("norm", "vector_norm", "std"):
-        with pytest.raises(RuntimeError, match=rf"{name}: needs floating values.*int64: use x.float\(\)"):
+        with pytest.raises(RuntimeError, match=rf"{name}: not defined for int64: use x.float\(\)"):
             OPS[name](ints)
         with pytest.raises(
             IndexError, match=rf"{name}: dim 2 is out of range for a tensor of shape \(2, 3\)"

@@ -78,8 +78,8 @@ class Group:
         parts = np.split(whole, np.cumsum(sizes)[:-1])
         return [json.loads(part.tobytes()) for part in parts]
 
-    def barrier(self, what="barrier"):
-        self.wait(self.comm.Ibarrier(), what)
+    def barrier(self):
+        self.wait(self.comm.Ibarrier(), "barrier")
 
 
 class _ThroughHost:

@@ -6,14 +6,8 @@ The others keep the input, and their gradients are right to the rounding (gelu's
 
 import math
 
-from minamp.formats import is_floating
+from minamp.arguments import check_floating
 from minamp.op import FP32, LOWER_PRECISION, NOT_LISTED, op
-
-
-def _floating(name, x):
-    if not is_floating(x.dtype):
-        raise RuntimeError(f"{name}: not defined for {x.dtype}: use x.float()")
-
 
 # ---------------------------------------------------------------------------------------------------- from the stored output
 
@@ -76,7 +70,7 @@ class leaky_relu:
     """x where positive, negative_slope * x elsewhere (Maas, Hannun and Ng, 2013); at 0 the gradient is the slope."""
 
     def call(input, negative_slope=0.01, inplace=False):  # inplace: as in relu
-        _floating("leaky_relu", input)
+        check_floating("leaky_relu", input)
         return (input,), {"slope": negative_slope}
 
     def forward(m, x, *, slope):
@@ -94,7 +88,7 @@ class prelu:
     """
 
     def call(input, weight):
-        _floating("prelu", input)
+        check_floating("prelu", input)
         if weight.ndim > 1:
             raise RuntimeError(
                 f"prelu: weight must have shape (C,) or be one number, got shape {weight.shape}"
@@ -131,7 +125,7 @@ class elu:
     """
 
     def call(input, alpha=1.0, inplace=False):  # inplace: as in relu
-        _floating("elu", input)
+        check_floating("elu", input)
         return (input,), {"alpha": alpha}
 
     def forward(m, x, *, alpha):
@@ -163,7 +157,7 @@ class gelu:
     def call(input, approximate="none"):
         if approximate not in ("none", "tanh"):
             raise ValueError(f"gelu: approximate must be 'none' or 'tanh', got {approximate!r}")
-        _floating("gelu", input)
+        check_floating("gelu", input)
         return (input,), {"approximate": approximate}
 
     def forward(m, x, *, approximate):
@@ -190,7 +184,7 @@ class silu:
     """x * sigmoid(x), also called swish; bounded derivative, so safe in half."""
 
     def call(input, inplace=False):  # inplace: as in relu
-        _floating("silu", input)
+        check_floating("silu", input)
         return (input,), {}
 
     def forward(m, x):
@@ -206,7 +200,7 @@ class logsigmoid:
     """log(sigmoid(x)) without forming the sigmoid: x far below 0, -e**-x far above (0 in float16 from 17.34375 on)."""
 
     def call(input):
-        _floating("logsigmoid", input)
+        check_floating("logsigmoid", input)
         return (input,), {}
 
     def forward(m, x):
@@ -221,7 +215,7 @@ class softplus:
     """log(1 + e**(beta * x)) / beta, and x itself where beta * x > threshold; float32 under autocast."""
 
     def call(input, beta=1.0, threshold=20.0):
-        _floating("softplus", input)
+        check_floating("softplus", input)
         return (input,), {"beta": beta, "threshold": threshold}
 
     def forward(m, x, *, beta, threshold):

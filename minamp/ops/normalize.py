@@ -5,9 +5,8 @@ Nothing is kept for backward but the input (or, for softmax, the output): mean a
 
 import math
 
-import numpy as np
-
-from minamp.formats import float32, float64, format_of, is_floating
+from minamp.arguments import check_floating
+from minamp.formats import float32, float64, format_of
 from minamp.op import FP32, FP32_SET_OPT_DTYPE, NOT_LISTED, op
 from minamp.ops.shape import dim_of
 from minamp.tensor import same_device
@@ -16,14 +15,8 @@ from minamp.warn import warn
 # ------------------------------------------------------------------------------------------------------------------- softmax
 
 
-def _floating(name, x, dtype=None):
-    dtype = x.dtype if dtype is None else np.dtype(dtype)
-    if not is_floating(dtype):
-        raise RuntimeError(f"{name}: not defined for {dtype}: use x.float()")
-
-
 def _softmax_arguments(name, x, dim, dtype):
-    _floating(name, x, dtype)
+    check_floating(name, x, dtype=dtype)
     if dim is None:
         dim = 0 if x.ndim in (0, 1, 3) else 1
         warn(f"{name}: dim is not given, {dim} is taken: pass dim=")
@@ -119,7 +112,7 @@ class layer_norm:
     """
 
     def call(input, normalized_shape, weight=None, bias=None, eps=1e-5):
-        _floating("layer_norm", input)
+        check_floating("layer_norm", input)
         dims = _last_dims("layer_norm", input, normalized_shape, weight=weight, bias=bias)
         return (input, weight, bias), {"dims": dims, "eps": eps}
 
@@ -150,7 +143,7 @@ class rms_norm:
     """
 
     def call(input, normalized_shape, weight=None, eps=None):
-        _floating("rms_norm", input)
+        check_floating("rms_norm", input)
         dims = _last_dims("rms_norm", input, normalized_shape, weight=weight)
         if eps is None:
             eps = format_of(float64 if input.dtype == float64 else float32).eps
@@ -182,7 +175,7 @@ def _rms_scale(m, x, dims, eps):
 
 def _channels(name, x, **tensors):
     """Check that x is (N, C, ...) and every tensor given is (C,)."""
-    _floating(name, x)
+    check_floating(name, x)
     if x.ndim < 2:
         raise RuntimeError(f"{name}: input must be (N, C, ...), this one has shape {x.shape}")
     same_device(name, input=x, **tensors)

@@ -119,7 +119,7 @@ def second_moment(trace, run):
     )
 
 
-def short(names, limit=3):
-    """The first of many names."""
+def short(names):
+    """The first three of many names."""
     names = list(names)
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
