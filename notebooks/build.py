@@ -43,10 +43,11 @@ def convert(source):
     return notebook
 
 
-def execute(notebook, threads=1):
+def execute(notebook, threads=1, timeout=TIMEOUT):
     """Run the cells of `notebook` in a clean kernel and keep what they put out. RuntimeError for anything on stderr.
 
-    threads: of the BLAS library. How many there are changes the last digits of a product, and in the end a training.
+    threads: of the BLAS library. How many there are changes the last digits of a product, and in the end a training. timeout: of
+    each cell, in seconds.
 
     An error in a cell is raised here as nbclient's CellExecutionError.
     """
@@ -58,7 +59,7 @@ def execute(notebook, threads=1):
     os.environ["PYTHONPATH"] = str(FOLDER.parent)
     client = NotebookClient(
         notebook,
-        timeout=TIMEOUT,
+        timeout=timeout,
         kernel_name="python3",
         record_timing=False,
         coalesce_streams=True,  # printed lines arrive in pieces, cut by chance
