@@ -777,3 +777,11 @@ def test_the_padding_row_of_an_embedding_stays_zero():
     assert out[0].tolist() == [0.0] * 3
     out.sum().backward()
     assert table.weight.grad[1].tolist() == [0.0] * 3 and table.weight.grad[2].tolist() == [1.0] * 3
+
+
+def test_copies_of_a_module_start_without_gradients():
+    net = nn.Linear(2, 2)
+    net(minamp.ones(1, 2)).sum().backward()
+    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert twin.weight.grad is None and twin.weight.equal(net.weight) and twin.weight.requires_grad
+    assert net.weight.grad is not None

@@ -29,6 +29,12 @@ class Parameter(Tensor):
             self._version = data._version
         self.requires_grad = requires_grad
 
+    def __getstate__(
+        self,
+    ):  # a deep or pickled copy, of a teacher or an average, starts without a gradient, as torch's
+        held, slots = super().__getstate__()
+        return held, {**slots, "_grad": None}
+
     def __repr__(self):
         return "Parameter containing:\n" + super().__repr__()
 
