@@ -122,7 +122,7 @@ class Op:
         if attrs:
             if "out" in attrs:
                 return self._into(attrs.pop("out"), args, attrs)
-            args, attrs = self._in_place(args, attrs)
+            args, attrs = self._by_name(args, attrs)
         if self.call is not None:
             args, attrs = self._called(args, attrs)
         state = autocast_state
@@ -130,7 +130,7 @@ class Op:
             args = self.cast_inputs(self, args, attrs, state.dtype)
         return self._run(args, attrs)
 
-    def _in_place(self, args, attrs):
+    def _by_name(self, args, attrs):
         """Arguments given by their names, at their places; `input` and `other` name the first two, and axis means dim."""
         names = self.names
         for torch_name, i in (("input", 0), ("other", 1)):

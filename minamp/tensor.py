@@ -222,7 +222,7 @@ class Tensor(Methods):
         run_backward([self._history()], [self._seed(gradient, create_graph)], retain_graph, create_graph)
 
     def _history(self):
-        if self._node is None:
+        if not self.requires_grad:
             raise RuntimeError(
                 "backward on a tensor that requires no grad: nothing it was made from has requires_grad=True "
                 "(or it was made under no_grad)"

@@ -7,6 +7,7 @@ way round, when x itself is written, its views find out by their version counter
 
 from minamp import backends
 from minamp.methods import OPS
+from minamp.record import enable_grad
 
 
 class Origin:
@@ -28,7 +29,8 @@ def follow(view):
     if base._is_view:
         follow(base)
     if base._node is not origin.node:
-        view._node = origin.op._run((base,), origin.attrs)._node
+        with enable_grad():  # wherever that is noticed
+            view._node = origin.op._run((base,), origin.attrs)._node
     view._origin = Origin(origin.op, origin.attrs, base)
 
 

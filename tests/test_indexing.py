@@ -596,6 +596,27 @@ def test_histories_follow_writes_in_place(function, values, gradients):
     assert _grads(function) == (values, gradients)
 
 
+@pytest.mark.parametrize("mode", [minamp.no_grad, minamp.inference_mode])
+def test_a_view_keeps_its_new_history_when_it_is_looked_at_first(mode):
+    w = minamp.ones(2, requires_grad=True)
+    x = w * 1
+    v = x[0]
+    x.mul_(3.0)
+    with mode():
+        assert (v * 2).item() == 6 and v.requires_grad
+    v.backward()
+    assert w.grad.tolist() == [3.0, 0.0]
+
+
+def test_backward_from_a_view_of_what_was_written():
+    w = minamp.ones(2, requires_grad=True)
+    x = w * 1
+    v = x[0]
+    x.mul_(3.0)
+    v.backward()
+    assert w.grad.tolist() == [3.0, 0.0]
+
+
 def test_a_view_of_a_weight_outlives_its_steps():
     """A step writes without a record, which changes no history."""
     w = minamp.ones(2, 3, requires_grad=True)
