@@ -28,6 +28,7 @@ from minamp.autocast import state as autocast_state
 from minamp.backends import cpu
 from minamp.formats import (
     float32,
+    float64,
     is_floating,
     is_half,
 )
@@ -321,9 +322,10 @@ class Op:
                 for p, t in zip(self._names(args), args, strict=True)
                 if isinstance(t, Tensor)
             )
+            inside = ", since autocast casts no float64" if any(t.dtype == float64 for t in tensors) else ""
             raise RuntimeError(
-                f"{self.name}: tensors of different dtypes ({found}): cast them to one dtype (x.float(), x.half()) "
-                "or run inside minamp.autocast()"
+                f"{self.name}: tensors of different dtypes ({found}): cast them to one dtype (x.float(), x.half())"
+                f"{inside if autocast_state.enabled else ' or run inside minamp.autocast()'}"
             )
         return result_type(*tensors)
 

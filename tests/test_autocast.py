@@ -48,6 +48,8 @@ def test_A02_mixed_matmul_is_cast_inside_and_refused_outside():
         RuntimeError, match=r"matmul: tensors of different dtypes \(a float16, b float32\).*autocast"
     ):
         a @ b
+    with autocast(), pytest.raises(RuntimeError, match=r"x.half\(\)\), since autocast casts no float64$"):
+        a @ b.to(minamp.float64)
 
 
 def test_A03_float64_is_never_cast():

@@ -479,6 +479,11 @@ def test_init_constants_and_errors():
     assert nn.init.constant_(w, 0.5).data.max() == 0.5
     with pytest.raises(ValueError, match=r"at least 2 dimensions, this one has shape \(3,\)"):
         nn.init.xavier_uniform_(minamp.zeros(3))
+    for fill in (nn.init.normal_, nn.init.uniform_, nn.init.ones_, nn.init.xavier_normal_):
+        with pytest.raises(
+            TypeError, match="needs a Tensor, got ndarray: give the parameter itself, not its .data"
+        ):
+            fill(w.data)
     with pytest.raises(ValueError, match="unknown nonlinearity 'swish'"):
         nn.init.kaiming_normal_(w, nonlinearity="swish")
     with pytest.raises(ValueError, match="mode must be 'fan_in' or 'fan_out', got 'fan'"):

@@ -7,9 +7,14 @@ import numpy as np
 from minamp import backends
 from minamp.create import normal, uniform
 from minamp.formats import cast
+from minamp.tensor import Tensor
 
 
 def _write(tensor, values):
+    if not isinstance(tensor, Tensor):
+        raise TypeError(
+            f"nn.init: needs a Tensor, got {type(tensor).__name__}: give the parameter itself, not its .data, which is an array"
+        )
     tensor._data[...] = backends.move(cast(np.asarray(values), tensor.dtype), tensor.device)
     tensor._version[0] += 1
     return tensor
