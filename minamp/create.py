@@ -10,20 +10,20 @@ from minamp.numbers import check_fits, check_integers, numbers, sizes
 from minamp.tensor import Tensor
 
 int64 = np.dtype(np.int64)
-_local = threading.local()
+local = threading.local()
 
 
 def generator():
     """This thread's NumPy Generator, which initialisation, dropout and rand* draw from."""
-    if not hasattr(_local, "generator"):
-        _local.generator = np.random.default_rng()
-    return _local.generator
+    if not hasattr(local, "generator"):
+        local.generator = np.random.default_rng()
+    return local.generator
 
 
 def manual_seed(seed):
     """Start this thread's generator anew from `seed` (an int)."""
-    _local.generator = np.random.default_rng(seed)
-    return _local.generator
+    local.generator = np.random.default_rng(seed)
+    return local.generator
 
 
 def get_rng_state():

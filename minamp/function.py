@@ -92,7 +92,7 @@ class Function:
             edges = tuple(t._node if t is not None else None for t in tensors)
             metas = tuple((t.shape, t.dtype) if t is not None else None for t in tensors)
             made = [(y.shape, y.dtype, y.device) if isinstance(y, Tensor) else None for y in outputs]
-            op = _Applied(cls, ctx, made)
+            op = Applied(cls, ctx, made)
             whole = Node(op, {}, edges, metas, (), None)
             for i, y in enumerate(outputs):
                 if made[i] and is_floating(y.dtype) and not any(y is u for u in ctx._undifferentiable):
@@ -126,7 +126,7 @@ class _Gradients(dict):
         return _Gradients({**self, **other})
 
 
-class _Applied:
+class Applied:
     """The op of one Function call; observers see it as one op, beside those that its forward runs."""
 
     is_cast = False

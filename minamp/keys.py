@@ -1,8 +1,39 @@
-"""Where PyTorch and NumPy read an index differently: an int beside index arrays."""
+"""What stands in the brackets of x[key]: as the array functions take it, and where PyTorch and NumPy read it differently."""
 
 import numpy as np
 
+from minamp.devices import same_device
+from minamp.methods import Methods
+
 _BASIC = (int, slice, type(None), type(...))
+
+
+def plain_key(key, x):
+    """An index of x with every Tensor in it replaced by a copy of its array, which later writes don't reach.
+
+    uint8 is a mask and a 0-dim integer an int, as in PyTorch. RuntimeError for a Tensor on a GPU that x is not on, ValueError for
+    a slice that does not go forward.
+    """
+    if isinstance(key, tuple):
+        return tuple(np.array(k) if isinstance(k, tuple) else plain_key(k, x) for k in key)
+    if isinstance(key, slice):
+        if key.step is not None and key.step < 1:
+            raise ValueError(f"index: slice step {key.step} must be greater than zero: use x.flip(dim)")
+        return key
+    if not isinstance(key, Methods):
+        return key.copy() if isinstance(key, np.ndarray) else key
+    if type(key._data) is not np.ndarray:  # one on the CPU is moved, as in PyTorch
+        same_device("index", x=x, index=key)
+    if not key.ndim and key.dtype.kind in "iu" and key.dtype != np.uint8 and type(key._data) is np.ndarray:
+        return int(key._data)
+    return key._data.astype(np.bool_) if key.dtype == np.uint8 else key._data.copy()
+
+
+def picks(key):
+    """Whether an index of plain_key's holds index arrays or masks, for which PyTorch wants values of x's dtype."""
+    return any(
+        isinstance(k, list) or getattr(k, "ndim", 0) for k in (key if isinstance(key, tuple) else (key,))
+    )
 
 
 def ints_first(key):

@@ -26,6 +26,7 @@ from minamp import backends
 from minamp.arguments import PLAIN, bound, missing_attribute, refuse_strangers
 from minamp.autocast import state as autocast_state
 from minamp.backends import cpu
+from minamp.devices import same_device
 from minamp.formats import (
     float32,
     float64,
@@ -46,7 +47,7 @@ from minamp.policy import (  # noqa: F401  declarations take them from here
 from minamp.promotion import is_float, result_type
 from minamp.quiet import Quietly
 from minamp.record import FREED, Node, grad_mode, observers
-from minamp.tensor import Tensor, same_device
+from minamp.tensor import Tensor
 from minamp.views import Origin, follow
 
 _quietly = Quietly()  # for an op's arithmetic, which calls no other op
@@ -117,7 +118,7 @@ class Op:
         return f"<op {self.name}, autocast policy: {self.policy}>"
 
     def __reduce__(self):
-        return _named, (self.name,)  # a copy of an op, also a pickled one, is that op
+        return _declared, (self.name,)  # a copy of an op, also a pickled one, is that op
 
     def __call__(self, *args, **attrs):
         if attrs:
@@ -469,7 +470,7 @@ class Op:
             node.saved = FREED
 
 
-def _named(name):
+def _declared(name):
     return OPS[name]
 
 

@@ -10,11 +10,12 @@ from minamp.announce import announced
 from minamp.arguments import check_number
 from minamp.batch import Batch
 from minamp.create import generator
+from minamp.devices import same_device
 from minamp.formats import float32, float64
 from minamp.nn.module import zero_grad
 from minamp.quiet import quiet
 from minamp.record import enable_grad
-from minamp.tensor import Tensor, same_device
+from minamp.tensor import Tensor
 
 
 class Optimizer:

@@ -20,7 +20,7 @@ from minamp import backends
 from minamp.anomaly import set_detect_anomaly
 from minamp.autocast import state as autocast_state
 from minamp.backends import errors
-from minamp.create import _local, generator
+from minamp.create import generator, local
 from minamp.record import grad_mode, observers
 from minamp.tensor import Tensor
 
@@ -95,7 +95,7 @@ class Snapshot:
         self._attributes(set_detect_anomaly, ["_current"])
         self._attributes(errors, ["checking"])
         self._rng(generator())
-        self._attributes(_local, ["generator"])  # manual_seed makes another one
+        self._attributes(local, ["generator"])  # manual_seed makes another one
         legacy, python = np.random.get_state(), random.getstate()
         self._undo.append(lambda: np.random.set_state(legacy))
         self._undo.append(lambda: random.setstate(python))

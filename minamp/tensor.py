@@ -7,8 +7,9 @@ import numpy as np
 from minamp import backends, views
 from minamp.announce import announced
 from minamp.backends import host
+from minamp.devices import same_device
 from minamp.formats import bfloat16, float16, float32, float64, is_floating, is_half, widen
-from minamp.keys import ints_first
+from minamp.keys import ints_first, picks, plain_key
 from minamp.methods import OPS, Methods
 from minamp.numbers import check_fits, check_integers, numbers, sizes
 from minamp.record import grad_mode, leaf_node, run_backward
@@ -485,7 +486,7 @@ class Tensor(Methods):
             same_device("x[key] = value", x=self, value=value)
         elif not value.device.same(self.device):  # a number, wherever it lies
             value = value.to(self.device)
-        if value.dtype != self.dtype and value.ndim and _picks(key):
+        if value.dtype != self.dtype and value.ndim and picks(key):
             raise RuntimeError(
                 f"x[index] = value: value is {value.dtype}, x {self.dtype}: cast it with value.to(x.dtype)"
             )
@@ -555,44 +556,6 @@ def to_arguments(args, dtype, device):
         elif not isinstance(a, bool) and a is not None:
             dtype = a
     return None if dtype is None else np.dtype(dtype), device
-
-
-def plain_key(key, x):
-    """An index of x with every Tensor in it replaced by a copy of its array, which later writes don't reach.
-
-    uint8 is a mask and a 0-dim integer an int, as in PyTorch. RuntimeError for a Tensor on a GPU that x is not on, ValueError for
-    a slice that does not go forward.
-    """
-    if isinstance(key, tuple):
-        return tuple(np.array(k) if isinstance(k, tuple) else plain_key(k, x) for k in key)
-    if isinstance(key, slice):
-        if key.step is not None and key.step < 1:
-            raise ValueError(f"index: slice step {key.step} must be greater than zero: use x.flip(dim)")
-        return key
-    if not isinstance(key, Tensor):
-        return key.copy() if isinstance(key, np.ndarray) else key
-    if type(key._data) is not np.ndarray:  # one on the CPU is moved, as in PyTorch
-        same_device("index", x=x, index=key)
-    if not key.ndim and key.dtype.kind in "iu" and key.dtype != np.uint8 and type(key._data) is np.ndarray:
-        return int(key._data)
-    return key._data.astype(np.bool_) if key.dtype == np.uint8 else key._data.copy()
-
-
-def _picks(key):
-    """Whether an index of plain_key's holds index arrays or masks, for which PyTorch wants values of x's dtype."""
-    return any(
-        isinstance(k, list) or getattr(k, "ndim", 0) for k in (key if isinstance(key, tuple) else (key,))
-    )
-
-
-def same_device(name, **tensors):
-    """RuntimeError if the Tensors among `tensors` lie on different devices: asked before anything is computed."""
-    given = {what: t.device for what, t in tensors.items() if isinstance(t, Tensor)}
-    if len(set(given.values())) > 1:
-        found = ", ".join(f"{what} {device}" for what, device in given.items())
-        raise RuntimeError(
-            f"{name}: tensors on different devices ({found}): move them to one with x.to('cuda') or x.cpu()"
-        )
 
 
 def tensor(data, dtype=None, requires_grad=False, device=None):

@@ -1,6 +1,6 @@
 """CUDA kernels: sources as text, and one function each that launches it. Compiled by NVRTC when first used.
 
-Here is what all of them share, and dropout's; kernels_conv.py, kernels_pool.py and kernels_wmma.py hold those of their rooms.
+Here is what all of them share, and dropout's; kernels_elementwise.py, _conv, _pool and _wmma hold those of their rooms.
 One thread an element, in strides of the whole grid, without shared memory (but for the last); indices have 64 bits (256 images
 of 64 channels, 112 x 112, make columns of more than 2^31 elements). No fused multiply-add (OPTIONS): each product is rounded as
 NumPy rounds it. CuPy compiles with -ftz=true, so float32 results below 1.2e-38 become 0; half's subnormals survive.

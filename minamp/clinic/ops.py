@@ -9,7 +9,7 @@ from minamp.autocast import state as autocast_state
 from minamp.backends.errors import NOT_USERS, place, user_line
 from minamp.clinic.trace import Error, OpRun, Spoilt, Value, largest
 from minamp.formats import is_floating, widen
-from minamp.function import _Applied
+from minamp.function import Applied
 from minamp.record import observe
 from minamp.tensor import Tensor
 
@@ -108,7 +108,7 @@ def error_of(exception):
     line, function, at = "", None, exception.__traceback__
     while at is not None:
         frame = at.tb_frame
-        if frame.f_code is _Applied.pull.__code__:
+        if frame.f_code is Applied.pull.__code__:
             function = frame.f_locals["self"].cls
         if not frame.f_code.co_filename.startswith(NOT_USERS):
             line = place(frame, at.tb_lineno)

@@ -3,6 +3,7 @@
 import math
 
 from minamp import backends
+from minamp.devices import same_device
 from minamp.formats import float32, float64, is_floating
 from minamp.op import BANNED, FP32, composite, op
 from minamp.ops.elementwise import neg, where
@@ -11,7 +12,7 @@ from minamp.ops.normalize import log_softmax
 from minamp.ops.reduce import mean, sum
 from minamp.ops.shape import expands, reshape
 from minamp.quiet import quiet
-from minamp.tensor import Tensor, same_device
+from minamp.tensor import Tensor
 
 # --------------------------------------------------------------------------------------------------------------- of two classes
 

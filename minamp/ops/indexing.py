@@ -7,12 +7,13 @@ import numpy as np
 
 from minamp import backends
 from minamp.arguments import no_tensor
+from minamp.devices import same_device
 from minamp.formats import is_floating
-from minamp.keys import ints_first
+from minamp.keys import ints_first, plain_key
 from minamp.numbers import check_fits
 from minamp.op import NOT_LISTED, PROMOTE, composite, op
 from minamp.ops.shape import dim_of
-from minamp.tensor import Tensor, plain_key, same_device
+from minamp.tensor import Tensor
 
 
 def integers(name, x, index):

@@ -4,9 +4,10 @@ Nothing else in minamp uses them. They are never autocast, and float32 input giv
 running sum, rounded after each addition, forwards and backwards. What to use instead stands in each docstring.
 """
 
+from minamp.devices import same_device
 from minamp.op import NOT_LISTED, op
 from minamp.ops.shape import dim_of
-from minamp.tensor import Tensor, same_device
+from minamp.tensor import Tensor
 
 
 def _stored(m, g, x):

@@ -9,7 +9,7 @@ from minamp.autocast import is_autocast_enabled
 from minamp.formats import float32, is_floating, is_half
 from minamp.op import FP32, FP32_APPEND_DTYPE, FP32_SET_OPT_DTYPE, NOT_LISTED, composite, op
 from minamp.ops.elementwise import maximum
-from minamp.ops.reduce import _over, dims_of, mean, var
+from minamp.ops.reduce import dims_of, mean, over, var
 from minamp.ops.shape import dim_of, expand
 
 # -------------------------------------------------------------------------------------------------------------- vector norms
@@ -33,7 +33,7 @@ def _norm_arguments(name, x, ord, dim, keepdim, dtype):
 
 def _norm_vjp(m, g, x, ord, dim, keepdim):
     """g * d(norm)/dx: sign(x) * (|x| / norm)**(ord - 1), and 0 wherever x or the norm is 0, as PyTorch."""
-    g = _over(m, g, x.shape, dim, keepdim)
+    g = over(m, g, x.shape, dim, keepdim)
     if ord == 0:
         return m.zeros_like(g)
     if ord == 1:
@@ -153,9 +153,9 @@ class logsumexp:
 
     def vjp_x(m, g, x, dim, keepdim):
         if not math.prod(x.shape):
-            return _over(m, g, x.shape, dim, keepdim)
+            return over(m, g, x.shape, dim, keepdim)
         e = m.exp(x - _finite_top(m, x, dim))
-        return _over(m, g, x.shape, dim, keepdim) * (e / m.sum(e, dim, True))
+        return over(m, g, x.shape, dim, keepdim) * (e / m.sum(e, dim, True))
 
 
 def _finite_top(m, x, dim):

@@ -6,10 +6,10 @@ Nothing is kept for backward but the input (or, for softmax, the output): mean a
 import math
 
 from minamp.arguments import check_floating
+from minamp.devices import same_device
 from minamp.formats import float32, float64, format_of
 from minamp.op import FP32, FP32_SET_OPT_DTYPE, NOT_LISTED, op
 from minamp.ops.shape import dim_of
-from minamp.tensor import same_device
 from minamp.warn import warn
 
 # ------------------------------------------------------------------------------------------------------------------- softmax

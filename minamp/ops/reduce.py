@@ -26,7 +26,7 @@ def dims_of(name, x, dim):
     return tuple(d % x.ndim for d in dims) if x.ndim else ()
 
 
-def _over(m, g, shape, dim, keepdim):
+def over(m, g, shape, dim, keepdim):
     """`g`, the gradient of a reduction over `dim`, spread back over `shape`."""
     if not keepdim:
         g = m.reshape(g, tuple(1 if i in dim else n for i, n in enumerate(shape)))
@@ -44,7 +44,7 @@ class sum:
         return m.sum(x, dim, keepdim)
 
     def vjp_x(m, g, x_shape, dim, keepdim):
-        return _over(m, g, x_shape, dim, keepdim)
+        return over(m, g, x_shape, dim, keepdim)
 
 
 @op(policy=NOT_LISTED)
@@ -63,7 +63,7 @@ class mean:
         return m.sum(x, dim, keepdim) / x.dtype.type(count)
 
     def vjp_x(m, g, x_shape, dim, keepdim, count):
-        return _over(m, g * (1.0 / count) if count else g, x_shape, dim, keepdim)
+        return over(m, g * (1.0 / count) if count else g, x_shape, dim, keepdim)
 
 
 @op(policy=NOT_LISTED)
@@ -85,7 +85,7 @@ class var:
 
     def vjp_x(m, g, x, dim, keepdim, count):
         return (
-            _over(m, g, x.shape, dim, keepdim)
+            over(m, g, x.shape, dim, keepdim)
             * (x - m.mean(x, dim, True))
             * (2.0 / count if count else math.nan)
         )
@@ -116,9 +116,9 @@ class _Extreme:
     """What amax and amin have in common: those of x that equal the extreme y share its gradient."""
 
     def vjp_x(m, g, x, y, dim, keepdim):
-        best = x == _over(m, y, x.shape, dim, keepdim)
+        best = x == over(m, y, x.shape, dim, keepdim)
         share = m.where(best, m.ones_like(x), m.zeros_like(x))
-        return _over(m, g, x.shape, dim, keepdim) * share / m.sum(share, dim, True)
+        return over(m, g, x.shape, dim, keepdim) * share / m.sum(share, dim, True)
 
 
 @op(policy=NOT_LISTED)

@@ -1,10 +1,11 @@
 """gather and scatter: one place along a dimension for every element. Sums over places named twice are float32."""
 
 from minamp import backends
+from minamp.devices import same_device
 from minamp.op import NOT_LISTED, PROMOTE, op
 from minamp.ops.indexing import check_range, integers, number_in
 from minamp.ops.shape import dim_of
-from minamp.tensor import Tensor, same_device
+from minamp.tensor import Tensor
 
 
 def _places(name, x, dim, index, src=None):

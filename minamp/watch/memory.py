@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 
 from minamp import backends, cuda
-from minamp.function import _Applied
+from minamp.function import Applied
 from minamp.record import FREED, is_leaf, observe
 
 
@@ -27,7 +27,7 @@ class saved_bytes(observe):
         node = output._node if phase == "forward" else None
         if node is None or node.saved is FREED:
             return
-        if isinstance(op, _Applied):
+        if isinstance(op, Applied):
             kept = [t._data for t, _ in op.ctx._saved if t is not None and not is_leaf(t._node)]
         else:
             kept = [
