@@ -167,7 +167,7 @@ class Optimizer:
                 weights.check_shape(name, state[name], p, "build a new optimizer")
         if not getattr(p._data.flags, "writeable", True):  # a GPU's arrays all are
             raise RuntimeError(
-                f"{self._name}.step: a {p.dtype} parameter of shape {p.shape} is read-only: give it p.data.copy()"
+                f"{self._name}.step: a {p.dtype} parameter of shape {p.shape} is read-only: set p.data = p.data.clone()"
             )
 
     def _stage(self, state):

@@ -1,4 +1,4 @@
-"""Tensor = data + grad + how it was made. Its operators and methods that are ops stand in methods.py."""
+"""Tensor = array + grad + how it was made. Its operators and methods that are ops stand in methods.py."""
 
 import weakref
 
@@ -18,7 +18,7 @@ _UNSAID = (float32, np.dtype(np.int64), np.dtype(np.bool_))  # dtypes that value
 
 
 class Tensor(Methods):
-    """An array (`data`) that can remember how it was made and carry a gradient (`grad`, a Tensor).
+    """An array that can remember how it was made and carry a gradient (`grad`, a Tensor).
 
     data: NumPy array, wrapped without a copy (use minamp.tensor to copy), or numbers. requires_grad needs a floating dtype.
     Raises RuntimeError for requires_grad on integers, TypeError for what holds no numbers, and for sizes: give those to
@@ -31,7 +31,7 @@ class Tensor(Methods):
     __array_priority__ = 1000  # ndarray + Tensor comes to Tensor.__radd__
 
     def __init__(self, data, requires_grad=False):
-        self._data = data if isinstance(data, np.ndarray) else _checked(data, requires_grad)
+        self._data = data if isinstance(data, np.ndarray) else _checked("Tensor", data, requires_grad)
         self._grad = self._node = None
         self._version = [0]  # counts in-place writes; views share it with their base
         if requires_grad:
@@ -41,13 +41,12 @@ class Tensor(Methods):
 
     @property
     def data(self):
-        """The array itself. Assigning a new one counts as an in-place write."""
-        return self._data
+        """detach() under its older name. Assigning a tensor, or an array, makes this one hold it: as an in-place write."""
+        return self.detach()
 
     @data.setter
-    def data(self, array):
-        array = array._data if isinstance(array, Tensor) else numbers("data", array)
-        self._data = array
+    def data(self, value):
+        self._data = array = value._data if isinstance(value, Tensor) else _checked("data", value)
         self._version[0] += 1
         if self._node is not None and self._node.op is None:
             self._node.dtype = array.dtype  # a leaf may change format: model.half()
@@ -162,6 +161,15 @@ class Tensor(Methods):
 
     def __array__(self, dtype=None, copy=None):
         return np.array(self.numpy(), dtype=dtype, copy=copy)
+
+    @property
+    def __cuda_array_interface__(self):
+        """x's memory on the GPU, for another library to share. A tensor on the CPU has none."""
+        if self.requires_grad:
+            raise RuntimeError(
+                "a tensor that requires grad would lose its history in another library: give it x.detach()"
+            )
+        return self._data.__cuda_array_interface__
 
     def __float__(self):
         return float(self.item())
@@ -507,11 +515,11 @@ class Tensor(Methods):
         return OPS["index"](self, key)
 
 
-def _checked(data, requires_grad):
+def _checked(name, data, requires_grad=False):
     """What a Tensor is made of, if that is no NumPy array. torch.Tensor(2, 3) takes sizes and torch.Tensor([1, 2]) floats."""
     if type(requires_grad) is int:
-        raise TypeError(f"Tensor: takes an array, not sizes: use minamp.zeros({data}, {requires_grad}, ...)")
-    array = backends.array(data) if isinstance(data, np.generic) else numbers("Tensor", data)
+        raise TypeError(f"{name}: takes an array, not sizes: use minamp.zeros({data}, {requires_grad}, ...)")
+    array = backends.array(data) if isinstance(data, np.generic) else numbers(name, data)
     return array.astype(float32) if isinstance(data, list | tuple) else array
 
 

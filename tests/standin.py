@@ -127,6 +127,7 @@ class ndarray:
     flags = property(lambda self: _Flags(self._a.flags))
     T = property(lambda self: ndarray(self._a.T))
     data = property(lambda self: types.SimpleNamespace(ptr=self._a.ctypes.data, mem=pool.block(self._a)))
+    __cuda_array_interface__ = property(lambda self: {"data": (self.data.ptr, False), "shape": self.shape})
     device = property(lambda self: types.SimpleNamespace(id=0))
 
     def __array__(self, *args, **kwargs):

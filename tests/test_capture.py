@@ -281,14 +281,14 @@ def test_gradients_and_weights_that_others_hold_are_not_touched(gpu):
         for _ in range(4):  # three overflow
             run.step()
         old, values = p.grad, p.grad.tolist()
-        array = p.data
+        array = p._data
         run.step()
         assert old is not p.grad and old.tolist() == values
-        assert p.data is array, "weights are updated where they lie"
-        p.data = p.detach().clone().data * 0.5  # another array, as a user or model.to() puts it in
+        assert p._data is array, "weights are updated where they lie"
+        p.data = p.detach().clone() * 0.5  # another array, as a user or model.to() puts it in
         before = p.detach().clone()
         run.step()
-        assert p.data is not array and p.tolist() != before.tolist()
+        assert p._data is not array and p.tolist() != before.tolist()
 
 
 @pytest.mark.parametrize("where", ["cpu", "cuda"])
@@ -311,7 +311,7 @@ def test_parameters_come_go_and_wait(gpu, where, optimizer):
                 else:
                     opts.append(make([{"params": [ps[3]], "lr": 0.5}]))
             if step == 3:
-                ps[0].data = ps[0].detach().clone().data
+                ps[0].data = ps[0].detach().clone()
                 opts = copy.deepcopy((ps, opts)) if where == "cpu" else (ps, opts)
                 ps, opts = opts
             for i, p in enumerate(ps):

@@ -22,7 +22,7 @@ f16, f32 = np.float16, np.float32
 def bits(x):
     """Everything about a value that a round trip must keep, as something that == compares."""
     if isinstance(x, minamp.Tensor):
-        return "Tensor", bits(x.detach().data), x.requires_grad
+        return "Tensor", bits(x.detach().numpy()), x.requires_grad
     if isinstance(x, np.ndarray | np.generic):
         return type(x), x.dtype.str, x.dtype.name, x.shape, x.tobytes()
     if isinstance(x, float):
@@ -361,7 +361,7 @@ class Run:
         self.optimizer.zero_grad()
         self.scaler.scale(loss).backward()
         if self.step in (4, 15):  # an overflow, before and after the checkpoint
-            self.model[0].weight.grad.data[0, 0] = np.inf
+            self.model[0].weight.grad[0, 0] = np.inf
         stepped = self.scaler.step(self.optimizer)
         self.scaler.update()
         self.step += 1

@@ -148,6 +148,11 @@ def test_to_cuda_and_back(gpu):
         x.detach().cuda().numpy()
     with pytest.raises(TypeError, match="ufunc"):
         np.exp(x.detach().cuda()._data)
+    y = x.detach().cuda()
+    assert y.__cuda_array_interface__["data"][0] == y._data.data.ptr, "another library shares the memory"
+    with pytest.raises(RuntimeError, match="give it x.detach()"):
+        x.cuda().__cuda_array_interface__  # noqa: B018
+    assert not hasattr(y.cpu(), "__cuda_array_interface__")
 
 
 def test_a_module_moves_in_place(gpu):
@@ -534,7 +539,7 @@ def test_layers_of_no_features(gpu, dtype, inside, outside, lead):
     assert y.tolist() == layer.bias.expand(y.shape).tolist()
     y.sum().backward()
     assert layer.weight.grad.shape == (outside, inside) and x.grad.shape == x.shape
-    assert not minamp.matmul(x, layer.weight.mT).cpu().data.any()
+    assert not minamp.matmul(x, layer.weight.mT).cpu().any()
 
 
 def test_clipping_waits_for_nothing(gpu):

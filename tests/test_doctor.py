@@ -178,7 +178,7 @@ def frozen(x):
     if isinstance(x, list | tuple):
         return [frozen(v) for v in x]
     if isinstance(x, minamp.Tensor):
-        x = x.data
+        x = x.data.numpy()
     return (x.dtype.name, x.shape, x.tobytes()) if isinstance(x, np.ndarray) else x
 
 

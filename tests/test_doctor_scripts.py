@@ -165,7 +165,17 @@ def numpy_clips():
     class T(Scaled):
         def before_step(self):
             for p in self.model.parameters():
-                np.clip(p.grad.data, -0.5, 0.5, out=p.grad.data)
+                np.clip(p.grad.numpy(), -0.5, 0.5, out=p.grad.numpy())
+
+    return T().parts()
+
+
+@broken("clip_before_unscale")
+def data_clamped():
+    class T(Scaled):
+        def before_step(self):
+            for p in self.model.parameters():
+                p.grad.data.clamp_(-0.5, 0.5)
 
     return T().parts()
 
@@ -181,7 +191,7 @@ def shorten(gradients, limit):
 def numpy_clips_the_norm():
     class T(Scaled):
         def before_step(self):
-            shorten([p.grad.data for p in self.model.parameters()], 0.25)
+            shorten([p.grad.numpy() for p in self.model.parameters()], 0.25)
 
     return T().parts()
 
@@ -191,7 +201,7 @@ def numpy_clips_each_norm():
     class T(Scaled):
         def before_step(self):
             for p in self.model.parameters():
-                shorten([p.grad.data], 1.5)
+                shorten([p.grad.numpy()], 1.5)
 
     return T().parts()
 
@@ -201,7 +211,7 @@ def numpy_clips_the_norm_of_what_is_unscaled():
     class T(Scaled):
         def before_step(self):
             self.scaler.unscale_(self.optimizer)
-            shorten([p.grad.data for p in self.model.parameters()], 0.25)
+            shorten([p.grad.numpy() for p in self.model.parameters()], 0.25)
 
     return T().parts()
 
@@ -214,7 +224,8 @@ def numpy_takes_the_mean_over_micro_batches():
             for _ in range(3):
                 self.scaler.scale(self.forward()).backward()
             for p in self.model.parameters():
-                p.grad.data /= 3
+                gradient = p.grad.numpy()
+                gradient /= 3
             self.scaler.step(self.optimizer)
             self.scaler.update()
 
@@ -272,7 +283,7 @@ def nan_to_num():
     class T(Overflowing):
         def before_step(self):
             for p in self.model.parameters():
-                np.nan_to_num(p.grad.data, copy=False, posinf=1.0, neginf=-1.0)
+                np.nan_to_num(p.grad.numpy(), copy=False, posinf=1.0, neginf=-1.0)
 
     return T().parts()
 

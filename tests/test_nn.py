@@ -187,7 +187,7 @@ def test_train_eval_apply_zero_grad_requires_grad():
     assert order == ["Linear", "ReLU", "BatchNorm1d", "Linear", "Sequential", "Sequential"]
     net.train()(minamp.randn(5, 4)).sum().backward()
     net.zero_grad(set_to_none=False)
-    assert all(p.grad.shape == p.shape and not p.grad.data.any() for p in net.parameters())
+    assert all(p.grad.shape == p.shape and not p.grad.numpy().any() for p in net.parameters())
     net.zero_grad()
     assert all(p.grad is None for p in net.parameters())
     assert not any(p.requires_grad for p in net.requires_grad_(False).parameters())
@@ -314,7 +314,7 @@ def test_repr():
 def test_half_and_float_keep_identity_and_integers():
     net = make_net()
     net(minamp.randn(5, 4)).sum().backward()
-    before, ps = net[0].weight.data.copy(), list(net.parameters())
+    before, ps = net[0].weight.data.numpy().copy(), list(net.parameters())
     version = net[0].weight._version[0]
     assert net.half() is net and list(map(id, net.parameters())) == list(map(id, ps))
     assert all(p.dtype == f16 and p.grad.dtype == f16 and isinstance(p, nn.Parameter) for p in ps)
@@ -324,11 +324,11 @@ def test_half_and_float_keep_identity_and_integers():
     net.zero_grad()
     net(minamp.randn(5, 4).half()).sum().backward()
     assert ps[0].grad.dtype == f16
-    assert np.array_equal(net.float()[0].weight.data, before.astype(f16).astype(f32))
+    assert np.array_equal(net.float()[0].weight.data.numpy(), before.astype(f16).astype(f32))
     net.zero_grad()
     net(minamp.randn(5, 4)).sum().backward()
     assert ps[0].grad.dtype == f32
-    values = ps[0].grad.data
+    values = ps[0].grad.numpy()
     assert not np.array_equal(values, values.astype(f16)), (
         "gradients after float() must not be rounded to half"
     )
@@ -350,26 +350,26 @@ def test_state_dict_shares_memory_and_loads_into_a_copy():
     net, other = make_net(), make_net()
     saved = net.state_dict()
     assert isinstance(saved, OrderedDict) and list(saved) == STATE
-    assert saved["0.weight"].data is net[0].weight.data and not saved["0.weight"].requires_grad
-    memory, version = other[0].weight.data, other[0].weight._version[0]
+    assert saved["0.weight"]._data is net[0].weight._data and not saved["0.weight"].requires_grad
+    memory, version = other[0].weight._data, other[0].weight._version[0]
     answer = other.load_state_dict(pickle.loads(pickle.dumps(saved)))
     assert repr(answer) == "<All keys matched successfully>" and answer.missing_keys == []
-    assert other[0].weight.data is memory and other[0].weight._version[0] == version + 1
+    assert other[0].weight._data is memory and other[0].weight._version[0] == version + 1
     assert all(
-        np.array_equal(a.data, b.data)
+        np.array_equal(a.data.numpy(), b.data.numpy())
         for a, b in zip(saved.values(), other.state_dict().values(), strict=True)
     )
-    other.half().load_state_dict({k: v.data for k, v in saved.items()})
+    other.half().load_state_dict({k: v.numpy() for k, v in saved.items()})
     assert other[0].weight.dtype == f16
-    assert np.array_equal(other[0].weight.data, net[0].weight.data.astype(f16))
+    assert np.array_equal(other[0].weight.data.numpy(), net[0].weight.data.numpy().astype(f16))
 
 
 def test_load_lists_everything_that_is_wrong_and_loads_nothing():
     net = make_net()
-    saved = {k: minamp.Tensor(v.data + 1) for k, v in net.state_dict().items()}
+    saved = {k: minamp.Tensor(v.numpy() + 1) for k, v in net.state_dict().items()}
     saved["extra"] = saved.pop("0.bias")
     saved["2.1.weight"] = minamp.zeros(3, 2)
-    before = {k: v.data.copy() for k, v in net.state_dict().items()}
+    before = {k: v.numpy().copy() for k, v in net.state_dict().items()}
     with pytest.raises(RuntimeError) as error:
         net.load_state_dict(saved)
     assert str(error.value) == (
@@ -381,11 +381,11 @@ def test_load_lists_everything_that_is_wrong_and_loads_nothing():
     )
     with pytest.raises(RuntimeError, match="size mismatch for 2.1.weight"):
         net.load_state_dict(saved, strict=False)
-    assert all(np.array_equal(v.data, before[k]) for k, v in net.state_dict().items())
+    assert all(np.array_equal(v.numpy(), before[k]) for k, v in net.state_dict().items())
     del saved["2.1.weight"]
     answer = net.load_state_dict(saved, strict=False)
     assert answer.missing_keys == ["0.bias", "2.1.weight"] and answer.unexpected_keys == ["extra"]
-    assert np.array_equal(net[0].weight.data, before["0.weight"] + 1)
+    assert np.array_equal(net[0].weight.data.numpy(), before["0.weight"] + 1)
     ones = {"weight": minamp.ones(1, 2)}
     layer = nn.Linear(2, 1)
     before = layer.weight.tolist()
@@ -404,7 +404,7 @@ def test_modules_copy_and_pickle():
     x = minamp.randn(5, 4)
     for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
         assert twin[0].weight is not net[0].weight and isinstance(twin[0].weight, nn.Parameter)
-        assert np.array_equal(twin.eval()(x).data, net.eval()(x).data)
+        assert np.array_equal(twin.eval()(x).data.numpy(), net.eval()(x).data.numpy())
         twin(x).sum().backward()
         assert twin[0].weight.grad is not None and net[0].weight.grad is None
 
@@ -423,9 +423,9 @@ def test_linear_and_conv_start_uniform_within_one_over_root_fan_in():
     ):
         bound = 1 / math.sqrt(fan)
         for p, least in ((layer.weight, 0.99), (layer.bias, 0.8)):
-            top = np.abs(p.data).max() / bound
-            assert least < top <= 1.0000001 and abs(p.data.mean()) < 0.3 * bound and p.dtype == f32
-        assert layer.weight.data.std() == pytest.approx(bound / math.sqrt(3), rel=0.03)
+            top = np.abs(p.data.numpy()).max() / bound
+            assert least < top <= 1.0000001 and abs(p.data.numpy().mean()) < 0.3 * bound and p.dtype == f32
+        assert layer.weight.data.numpy().std() == pytest.approx(bound / math.sqrt(3), rel=0.03)
 
 
 def test_initial_values_are_pinned_by_the_seed():
@@ -433,8 +433,8 @@ def test_initial_values_are_pinned_by_the_seed():
     a = make_net()
     minamp.manual_seed(7)
     b = make_net()
-    assert np.array_equal(a[0].weight.data, b[0].weight.data)
-    assert not np.array_equal(a[0].weight.data, make_net()[0].weight.data)
+    assert np.array_equal(a[0].weight.data.numpy(), b[0].weight.data.numpy())
+    assert not np.array_equal(a[0].weight.data.numpy(), make_net()[0].weight.data.numpy())
 
 
 @pytest.mark.parametrize(
@@ -459,7 +459,7 @@ def test_init(fill, std, uniform, dtype):
     w = nn.Parameter(np.zeros((300, 200), dtype))
     version = w._version[0]
     assert fill(w) is w and w.dtype == dtype and w._version[0] > version and w.is_leaf
-    values = w.data.astype(f64)
+    values = w.data.numpy().astype(f64)
     assert values.std() == pytest.approx(std, rel=0.02) and abs(values.mean()) < 0.02 * std
     assert (np.abs(values).max() < 1.001 * math.sqrt(3) * std) == uniform
 
@@ -476,14 +476,14 @@ def test_uniform_values_stay_below_the_upper_bound(dtype):
 def test_init_constants_and_errors():
     w = nn.Parameter(np.zeros((2, 2), f32))
     assert nn.init.ones_(w).tolist() == [[1, 1], [1, 1]] and nn.init.zeros_(w).tolist() == [[0, 0], [0, 0]]
-    assert nn.init.constant_(w, 0.5).data.max() == 0.5
+    assert nn.init.constant_(w, 0.5).data.numpy().max() == 0.5
     with pytest.raises(ValueError, match=r"at least 2 dimensions, this one has shape \(3,\)"):
         nn.init.xavier_uniform_(minamp.zeros(3))
+    before = w._version[0]
     for fill in (nn.init.normal_, nn.init.uniform_, nn.init.ones_, nn.init.xavier_normal_):
-        with pytest.raises(
-            TypeError, match="needs a Tensor, got ndarray: give the parameter itself, not its .data"
-        ):
-            fill(w.data)
+        assert fill(w.data) is not w and w._version[0] == (before := before + 1), "w.data is w's memory"
+        with pytest.raises(TypeError, match="needs a Tensor, got ndarray: give the parameter itself"):
+            fill(w.data.numpy())
     with pytest.raises(ValueError, match="unknown nonlinearity 'swish'"):
         nn.init.kaiming_normal_(w, nonlinearity="swish")
     with pytest.raises(ValueError, match="mode must be 'fan_in' or 'fan_out', got 'fan'"):
@@ -494,14 +494,17 @@ def test_init_constants_and_errors():
 
 
 def same(a, b):
-    np.testing.assert_array_equal(a.data, b.data)
+    np.testing.assert_array_equal(a.data.numpy(), b.data.numpy())
 
 
 def test_layers_call_their_ops():
     x, images = minamp.randn(6, 8), minamp.randn(2, 4, 9, 9)
     linear = nn.Linear(8, 3)
     np.testing.assert_allclose(
-        linear(x).data, x.data.astype(f64) @ linear.weight.data.T + linear.bias.data, rtol=1e-5, atol=1e-6
+        linear(x).data.numpy(),
+        x.data.numpy().astype(f64) @ linear.weight.data.numpy().T + linear.bias.data.numpy(),
+        rtol=1e-5,
+        atol=1e-6,
     )
     conv = nn.Conv2d(4, 6, (3, 2), stride=2, padding=(1, 0), dilation=(1, 2), groups=2)
     assert conv.weight.shape == (6, 2, 3, 2)
@@ -524,7 +527,7 @@ def test_layers_call_their_ops():
     picked = table(minamp.tensor([[1, 9], [1, 0]]))
     same(picked[0, 1], table.weight[9])
     picked.sum().backward()
-    assert table.weight.grad.data[:, 0].tolist() == [1, 2, 0, 0, 0, 0, 0, 0, 0, 1]
+    assert table.weight.grad.numpy()[:, 0].tolist() == [1, 2, 0, 0, 0, 0, 0, 0, 0, 1]
     same(nn.ReLU(inplace=True)(x), F.relu(x))
     same(nn.GELU("tanh")(x), F.gelu(x, approximate="tanh"))
     same(nn.SiLU()(x), F.silu(x))
@@ -571,7 +574,7 @@ def test_losses_call_their_ops():
 def test_dropout_only_in_training():
     minamp.manual_seed(0)
     drop, x = nn.Dropout(0.25), minamp.ones(100, 100)
-    y = drop(x).data
+    y = drop(x).data.numpy()
     assert set(np.unique(y)) == {0.0, f32(1 / 0.75)} and (y == 0).mean() == pytest.approx(0.25, abs=0.02)
     same(drop.eval()(x), x)
 
@@ -589,19 +592,19 @@ def test_batch_norm_running_statistics():
         means.append(x.mean((0, 2, 3)))
         column = (1, 3, 1, 1)
         want = (x - x.mean((0, 2, 3)).reshape(column)) / np.sqrt(x.var((0, 2, 3)).reshape(column) + 1e-5)
-        np.testing.assert_allclose(y.data, want, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(bn.running_mean.data, mean, rtol=1e-5)
-    np.testing.assert_allclose(bn.running_var.data, var, rtol=1e-5)
-    np.testing.assert_allclose(plain.running_mean.data, np.mean(means, 0), rtol=1e-5)
+        np.testing.assert_allclose(y.data.numpy(), want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(bn.running_mean.numpy(), mean, rtol=1e-5)
+    np.testing.assert_allclose(bn.running_var.numpy(), var, rtol=1e-5)
+    np.testing.assert_allclose(plain.running_mean.numpy(), np.mean(means, 0), rtol=1e-5)
     assert bn.num_batches_tracked.item() == 4
     bn.eval()
     want = (x - mean.reshape(column)) / np.sqrt(var.reshape(column) + 1e-5)
-    np.testing.assert_allclose(bn(minamp.tensor(x.astype(f32))).data, want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(bn(minamp.tensor(x.astype(f32))).data.numpy(), want, rtol=1e-4, atol=1e-5)
     assert bn.num_batches_tracked.item() == 4
-    np.testing.assert_allclose(bn.running_mean.data, mean, rtol=1e-5)
+    np.testing.assert_allclose(bn.running_mean.numpy(), mean, rtol=1e-5)
     bare = nn.BatchNorm1d(3, affine=False, track_running_stats=False).eval()
     assert list(bare.state_dict()) == []
-    np.testing.assert_allclose(bare(minamp.randn(50, 3)).data.mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(bare(minamp.randn(50, 3)).data.numpy().mean(0), 0, atol=1e-6)
 
 
 def test_functional_has_every_op_torch_has_there():
@@ -682,7 +685,7 @@ def test_half_gradients_have_a_float32_norm(dtype):
     total = nn.utils.clip_grad_norm_([p], 100.0)
     assert total.dtype == f32 and total.item() == 30000.0
     assert p.grad.dtype == dtype
-    assert np.array_equal(p.grad.data, np.ones(10000, f32).astype(dtype))
+    assert np.array_equal(p.grad.numpy(), np.ones(10000, f32).astype(dtype))
 
 
 @pytest.mark.parametrize("order", [INF, -INF, 0, 0.5, 1, 2, 3, 10, -1])
@@ -695,14 +698,14 @@ def test_norms_of_every_order_are_those_of_float64(order, dtype):
     ps = [nn.Parameter(minamp.zeros(g.shape, dtype=dtype)) for g in grads]
     for p, g in zip(ps, grads, strict=True):
         p.grad = minamp.tensor(g, dtype=dtype)
-    values = [p.grad.data.astype(f64) for p in ps]
+    values = [p.grad.numpy().astype(f64) for p in ps]
     norm = np.linalg.norm([np.linalg.norm(v.ravel(), order) for v in values if v.size], order)
     total = nn.utils.clip_grad_norm_(ps, 0.5, order)
     assert total.dtype == f32
     np.testing.assert_allclose(total.item(), norm, rtol=2e-6)
     for p, v in zip(ps, values, strict=True):
         rtol = 4e-6 if dtype == f32 else 2**-10  # a place in half
-        np.testing.assert_allclose(p.grad.data.astype(f64), v * min(0.5 / norm, 1.0), rtol=rtol, atol=6e-8)
+        np.testing.assert_allclose(p.grad.numpy().astype(f64), v * min(0.5 / norm, 1.0), rtol=rtol, atol=6e-8)
 
 
 def test_float64_gradients_have_a_float64_norm():

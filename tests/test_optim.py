@@ -75,7 +75,7 @@ def ten_steps(make, dtype):
     for g in gs:
         give(p, g)
         assert optimizer.step() is True
-    return w0, gs.astype(f64), p.data
+    return w0, gs.astype(f64), p.data.numpy()
 
 
 @pytest.mark.parametrize("options", SGD_OPTIONS)
@@ -117,7 +117,7 @@ def test_blocks_cover_every_weight_once_in_any_layout(shape, order):
     for _ in range(3):
         p.grad = minamp.Tensor(g.copy())
         optimizer.step()
-    assert p.data is w, "the update must stay in the weight's memory"
+    assert p._data is w, "the update must stay in the weight's memory"
     np.testing.assert_allclose(w, want, rtol=1e-5, atol=1e-5)
     sizes = [s.size for s, *_ in blocks.blocks([w], [g])]
     assert max(sizes) <= max(blocks.BLOCK, w[:1].size if w.ndim else 1)
@@ -143,10 +143,10 @@ def test_step_leaves_gradients_and_parameters_without_gradient_alone():
 def test_step_writes_in_place_and_counts_as_a_write():
     p = parameter([1.0])
     optimizer = optim.SGD([p], lr=0.5)
-    memory, version = p.data, p._version[0]
+    memory, version = p._data, p._version[0]
     give(p, [1.0])
     optimizer.step()
-    assert p.data is memory and memory[0] == 0.5 and p._version[0] == version + 1
+    assert p._data is memory and memory[0] == 0.5 and p._version[0] == version + 1
 
 
 def test_autocast_sees_the_updated_weight():
@@ -292,7 +292,7 @@ def test_a_restored_optimizer_goes_on_bit_for_bit(kind, options, master):
     dtype = f16 if master else f32
     ps, optimizer, rng = trained(kind, 4, dtype, master_weights=master, **options)
     saved = pickle.loads(pickle.dumps(optimizer.state_dict()))
-    weights = [p.data.copy() for p in ps]
+    weights = [p.data.numpy().copy() for p in ps]
     later = copy.deepcopy(rng)
     advance(ps, optimizer, 3, rng)
 
@@ -307,10 +307,14 @@ def test_a_restored_optimizer_goes_on_bit_for_bit(kind, options, master):
         advance(qs, fresh, 3, copy.deepcopy(later))
         assert fresh.param_groups[0]["lr"] == 0.05
         for p, q in zip(ps, qs, strict=True):
-            np.testing.assert_array_equal(p.data, q.data)
+            np.testing.assert_array_equal(p.data.numpy(), q.data.numpy())
             for name, value in optimizer.state[p].items():
                 other = fresh.state[q][name]
-                assert value == other if name == "step" else np.array_equal(value.data, other.data)
+                assert (
+                    value == other
+                    if name == "step"
+                    else np.array_equal(value.data.numpy(), other.data.numpy())
+                )
 
 
 def test_state_dict_has_torchs_layout_and_takes_arrays():
@@ -323,12 +327,12 @@ def test_state_dict_has_torchs_layout_and_takes_arrays():
     arrays = {i: {k: np.asarray(v) for k, v in s.items()} for i, s in saved["state"].items()}
     optimizer.load_state_dict({"state": arrays, "param_groups": saved["param_groups"]})
     assert optimizer.state[ps[0]]["step"] == 2
-    assert optimizer.state[ps[0]]["exp_avg"].data is not arrays[0]["exp_avg"]
+    assert optimizer.state[ps[0]]["exp_avg"]._data is not arrays[0]["exp_avg"]
 
 
 def test_load_state_dict_refuses_other_groups_and_shapes_and_changes_nothing():
     ps, optimizer, _ = trained("SGD", 2, momentum=0.9)
-    before = optimizer.state[ps[0]]["momentum_buffer"].data.copy()
+    before = optimizer.state[ps[0]]["momentum_buffer"].numpy().copy()
     saved = optimizer.state_dict()
     other = optim.SGD([parameter([1.0])]).state_dict()
     with pytest.raises(ValueError, match=r"groups of sizes \[1\] don't fit this optimizer's \[2\]"):
@@ -340,7 +344,7 @@ def test_load_state_dict_refuses_other_groups_and_shapes_and_changes_nothing():
         ValueError, match=r"momentum_buffer of parameter 1 has shape \(5,\), the parameter \(4,\)"
     ):
         optimizer.load_state_dict({"state": wrong, "param_groups": saved["param_groups"]})
-    assert np.array_equal(optimizer.state[ps[0]]["momentum_buffer"].data, before)
+    assert np.array_equal(optimizer.state[ps[0]]["momentum_buffer"].numpy(), before)
 
 
 @pytest.mark.parametrize(
@@ -393,7 +397,7 @@ def test_a_step_that_can_not_be_made_writes_no_weight_and_counts_no_step():
         p.data = np.ones(3, f32)
 
     def no_longer_written(p, optimizer):
-        p.data.flags.writeable = False
+        p._data.flags.writeable = False
 
     def other_buffer(p, optimizer):
         p.grad, p.data = None, np.ones(3, f32)
@@ -455,9 +459,9 @@ def test_B42_small_updates_are_lost_in_half_and_kept_in_the_master():
             give(p, [1.0])
             optimizer.step()
     (master,) = optimizers[2].master_params()
-    assert one.data[0] == master.data[0] == f32(0.98999834)  # 0.9899983 to seven digits
-    assert half.data[0] == 1.0  # half a step below 1 is 2.44e-4
-    assert mixed.data[0] == f16(0.9899983) and mixed.dtype == f16
+    assert one.data.numpy()[0] == master.data.numpy()[0] == f32(0.98999834)  # 0.9899983 to seven digits
+    assert half.data.numpy()[0] == 1.0  # half a step below 1 is 2.44e-4
+    assert mixed.data.numpy()[0] == f16(0.9899983) and mixed.dtype == f16
 
 
 @pytest.mark.parametrize("dtype", [minamp.float16, minamp.bfloat16])
@@ -466,20 +470,20 @@ def test_B42_small_updates_are_lost_in_half_and_kept_in_the_master():
 def test_half_weights_are_updated_in_float32_and_rounded_once(kind, master, dtype):
     rng = np.random.default_rng(5)
     p = nn.Parameter(minamp.Tensor(rng.standard_normal(50)).to(dtype))
-    q = nn.Parameter(p.data.astype(f32))
+    q = nn.Parameter(p.data.numpy().astype(f32))
     options = {"momentum": 0.9, "weight_decay": 0.01} if kind == "SGD" else {}
     half = getattr(optim, kind)([p], lr=0.01, master_weights=master, **options)
     single = getattr(optim, kind)([q], lr=0.01, **options)
-    memory = p.data
+    memory = p._data
     for _ in range(5):
         p.grad = minamp.Tensor(rng.standard_normal(50)).to(dtype)
         q.grad = p.grad.float()
         half.step()
         single.step()
         if not master:
-            q.data[...] = q.data.astype(dtype).astype(f32)
-        assert np.array_equal(p.data, q.data.astype(dtype))
-    assert p.data is memory and p.dtype == dtype
+            q.data.copy_(q.data.to(dtype))
+        assert np.array_equal(p.data.numpy(), q.data.numpy().astype(dtype))
+    assert p._data is memory and p.dtype == dtype
     buffers = {k: v for k, v in half.state[p].items() if k != "step"}
     assert {v.dtype for v in buffers.values()} == {minamp.float32} and ("master" in buffers) == master
 
@@ -509,12 +513,12 @@ def test_step_uses_the_masters_gradient_and_drops_it():
     optimizer = optim.SGD([p], lr=1.0, master_weights=True)
     give(p, [65504.0])
     (master,) = optimizer.master_params()
-    master.grad.data[...] *= f32(2.0**-30)  # unscaled: below half's range
+    master.grad.mul_(2.0**-30)  # unscaled: below half's range
     assert optimizer.step() is True
-    assert master.data[0] == f32(1) - f32(65504) * f32(2.0**-30) and master.grad is None
+    assert master.data.numpy()[0] == f32(1) - f32(65504) * f32(2.0**-30) and master.grad is None
     give(p, [0.5])
     optimizer.step()
-    assert master.data[0] == pytest.approx(0.49993902)
+    assert master.data.numpy()[0] == pytest.approx(0.49993902)
 
 
 def test_zero_grad_of_optimizer_and_of_model_drop_the_masters_gradient():
@@ -539,10 +543,10 @@ def test_a_new_gradient_replaces_the_copy_and_a_gradient_written_later_is_refuse
     text = r"float16 gradient of a parameter of shape \(1,\) was written after .* call zero_grad\(\) first"
     with pytest.raises(RuntimeError, match=text):
         optimizer.step()
-    assert master.data[0] == 1.0
+    assert master.data.numpy()[0] == 1.0
     master.grad = minamp.tensor([0.25])  # the user's own counts
     optimizer.step()
-    assert master.data[0] == 0.75
+    assert master.data.numpy()[0] == 0.75
 
 
 def test_clip_grad_norm_of_the_model_clips_the_masters_gradients():
@@ -550,7 +554,7 @@ def test_clip_grad_norm_of_the_model_clips_the_masters_gradients():
     optimizer = optim.SGD([p], lr=1.0, master_weights=True)
     give(p, [1024.0])
     (master,) = optimizer.master_params()
-    master.grad.data[...] = 4.0
+    master.grad.fill_(4.0)
     assert nn.utils.clip_grad_norm_([p], 2.0).item() == 4.0
     assert master.grad.item() == pytest.approx(2.0, abs=1e-5) and p.grad.item() == 1024.0
 
@@ -592,7 +596,7 @@ def test_the_standard_loop_with_half_weights_follows_autocast_on_float32_weights
             stepped = scaler.step(optimizer)
             scaler.update()
             trace.append((stepped, norm.item() if stepped else None, scaler.get_scale()))
-        runs.append((trace, [p.data.copy() for p in optimizer.master_params()]))
+        runs.append((trace, [p.data.numpy().copy() for p in optimizer.master_params()]))
     (steps, weights), (other_steps, other_weights) = runs
     assert {s for s, *_ in steps} == {None, True}
     assert [(s, scale) for s, _, scale in steps] == [(s, scale) for s, _, scale in other_steps]

@@ -134,7 +134,7 @@ def small_training(scaler=None, bad_at=None, clip=None):
         if i == bad_at:
             if not scaler:
                 continue
-            net[1].weight.grad.data[0, 0] = INF
+            net[1].weight.grad[0, 0] = INF
         if scaler:
             if clip == "unscaled":
                 scaler.unscale_(opt)

@@ -62,7 +62,7 @@ def test_running_sums_are_float32(dtype, n):
     y = x.cumsum(0)
     assert y.dtype == dtype and y[-1].tolist() == [n, n]
     y[-1].sum().backward()
-    assert x.grad.dtype == dtype and np.all(x.grad.data == 1)
+    assert x.grad.dtype == dtype and np.all(x.grad.numpy() == 1)
     x.grad = None
     x.cumsum(0).sum().backward()
     assert x.grad[0, 0].item() == n  # n gradients of 1 come back to the first
@@ -85,7 +85,7 @@ def test_half_at_its_limits():
         for function in (lambda x: x.prod(), lambda x: x.cumprod(0)[-1], lambda x: x.cumsum(0)[0]):
             x.grad = None
             function(x).backward()
-            assert np.isfinite(x.grad.data).all()
+            assert np.isfinite(x.grad.numpy()).all()
 
 
 def test_dtypes():

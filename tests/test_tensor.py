@@ -127,13 +127,13 @@ def test_random_values_have_the_bits_of_their_format(dtype, bits):
     like = minamp.zeros(100000, dtype=dtype)
     for values in (minamp.rand(100000, dtype=dtype), minamp.rand_like(like)):
         assert values.dtype == dtype
-        steps = values.double().data * 2.0**bits
+        steps = values.double().numpy() * 2.0**bits
         assert (
             0 <= steps.min() and steps.max() < 2.0**bits and (steps % 1 == 0).all() and (steps % 2 == 1).any()
         )
         assert abs(values.double().mean().item() - 0.5) < 0.004
     if dtype == float64:
-        values = minamp.randn(1000, dtype=dtype).data
+        values = minamp.randn(1000, dtype=dtype).numpy()
         assert (values != values.astype(np.float32)).mean() > 0.99
     minamp.manual_seed(0)
     assert minamp.rand(1).item() == np.random.default_rng(0).random(1, np.float32).item()
@@ -212,7 +212,7 @@ def test_backward_accumulates_into_leaves():
 def test_leaf_gradients_never_share_memory():
     a, b = leaf(1.0), leaf(2.0)
     (a + b).backward()
-    a.grad.data[0] = 5.0
+    a.grad[0] = 5.0
     assert b.grad.item() == 1.0
 
 
@@ -294,7 +294,9 @@ def test_an_in_place_write_to_something_saved_is_refused(name):
         y.backward()
 
 
-@pytest.mark.parametrize("write", ["zero_", "fill_", "copy_", "setitem", "data", "view", "output"])
+@pytest.mark.parametrize(
+    "write", ["zero_", "fill_", "copy_", "setitem", "data", "in data", "key in data", "view", "output"]
+)
 def test_every_way_to_write_in_place_is_noticed(write):
     x = leaf(1.0, 2.0)
     h = x * 1.0
@@ -310,13 +312,40 @@ def test_every_way_to_write_in_place_is_noticed(write):
         elif write == "setitem":
             h[0] = 1.0
         elif write == "data":
-            h.data = np.zeros(2, np.float32)
+            h.data = minamp.zeros(2)
+        elif write == "in data":
+            h.data.zero_()
+        elif write == "key in data":
+            h.data[0] = 1.0
         elif write == "view":
             h.view(2, 1).zero_()
         else:
             e.zero_()
     with pytest.raises(RuntimeError, match="written in place"):
         y.backward()
+
+
+def test_data_is_the_memory_without_history():
+    w = leaf(1.0, 2.0)
+    (w * w).sum().backward()
+    assert type(w.data) is minamp.Tensor and w.data._data is w._data and not w.data.requires_grad
+    w.data -= 0.5 * w.grad.data  # no no_grad() needed
+    assert w.tolist() == [0.0, 0.0] and w.requires_grad and w.is_leaf
+    w.data.add_(1.0).clamp_(max=0.75)
+    w.grad.data.zero_()
+    assert w.tolist() == [0.75, 0.75] and w.grad.tolist() == [0.0, 0.0]
+    w.grad, w.data = None, w.data.half()
+    w.sum().backward()
+    assert w.dtype == w.grad.dtype == float16
+    h = w * 3.0
+    assert h.data.grad_fn is None and h.data.max(0)[1].item() == 0 and h.data.numpy()[0] == 2.25
+    w.data = np.ones(2, np.float32)
+    assert w.tolist() == [1.0, 1.0] and w.dtype == np.float32
+    w.data = [2.0, 3.0]
+    assert w.tolist() == [2.0, 3.0] and w.dtype == np.float32
+    with pytest.raises(TypeError, match="needs numbers or bools, got NoneType"):
+        w.data = None
+    assert w.tolist() == [2.0, 3.0]
 
 
 def test_in_place_ops_inside_the_record():

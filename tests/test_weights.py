@@ -48,15 +48,15 @@ def train(kind="SGD", dtype=float32, steps=440, seed=0, **options):
         loss = nn.functional.cross_entropy(model(images), labels)
         optimizer.zero_grad()
         loss.backward()
-        before = [p.data.copy() for p in model.parameters()]
+        before = [p.data.numpy().copy() for p in model.parameters()]
         optimizer.step()
         losses.append(loss.item())
         for p, b in zip(model.parameters(), before, strict=True):
-            update = optimizer.state[p]["momentum_buffer" if kind == "SGD" else "exp_avg"].data
+            update = optimizer.state[p]["momentum_buffer" if kind == "SGD" else "exp_avg"].numpy()
             moving += np.count_nonzero(update)
-            lost += np.count_nonzero((update != 0) & (p.data == b))
+            lost += np.count_nonzero((update != 0) & (p.data.numpy() == b))
     with minamp.no_grad():
-        right = model(minamp.Tensor(x_test.astype(dtype))).argmax(1).data == y_test
+        right = model(minamp.Tensor(x_test.astype(dtype))).argmax(1).numpy() == y_test
     return float(np.mean(losses[-20:])), right.mean(), lost / moving
 
 
@@ -162,7 +162,7 @@ def test_a_thousand_updates_of_1e_4_from_1():
     assert abs(updated(1.0, 1000, master_weights=True)[0].item() - 0.9) <= half_step
     assert updated(1.0, 1000, dtype=f32)[0].item() == pytest.approx(0.9, abs=1000 * 2.0**-25)
     minamp.manual_seed(0)
-    ends = updated(np.ones(2000), 1000, write_back="stochastic")[0].data.astype(f32)
+    ends = updated(np.ones(2000), 1000, write_back="stochastic")[0].data.numpy().astype(f32)
     # Each step moves a weight by 2^-11 with odds u = 1e-4 / 2^-11, so they spread by 2^-11 sqrt(1000 u (1 - u)) = 0.0062.
     assert ends.mean() == pytest.approx(0.9, abs=6e-4)  # four standard errors
     assert ends.std() == pytest.approx(0.0062, rel=0.08)
@@ -203,7 +203,7 @@ def test_lost_share_by_the_ratio_of_weight_to_update():
         optimizer = optim.SGD([p], lr=1 / ratio)
         p.grad = minamp.Tensor(-w)
         optimizer.step()
-        return np.mean(p.data == w)
+        return np.mean(p.data.numpy() == w)
 
     assert share_lost(2047) == 0 and share_lost(4097) == 1
     assert 0.44 < share_lost(3000) < 0.49  # ratios up to 1 + 1000 / 2048 are kept: 46.6 % lost
@@ -214,19 +214,19 @@ def test_kahan_is_float32_to_the_last_bits_over_many_random_updates():
     w, gs = rng.standard_normal(500), rng.standard_normal((300, 500))
     for dtype, precision in ((f16, 11), (bfloat16, 8)):
         p = nn.Parameter(minamp.Tensor(w).to(dtype))
-        exact = p.data.astype(np.float64)
+        exact = p.data.numpy().astype(np.float64)
         # The compensation is at most half a step of the weight, so its own rounding is within 2^-(digits + 2) steps;
         # 300 of them are a walk of standard deviation sqrt(300 / 3) = 10 such errors. Four deviations.
         error = 40 * 2.0 ** -(precision + 2) * ulp(np.abs(exact).max(), dtype)
         optimizer = optim.SGD([p], lr=1e-3, write_back="kahan")
         for g in gs:
             p.grad = minamp.Tensor(g.astype(dtype))
-            exact -= 1e-3 * p.grad.data.astype(np.float64)
+            exact -= 1e-3 * p.grad.numpy().astype(np.float64)
             optimizer.step()
         c = optimizer.state[p]["compensation"]
         assert c.dtype == p.dtype
-        assert np.abs(p.data.astype(np.float64) - c.data.astype(np.float64) - exact).max() < error
-        assert (np.abs(p.data.astype(np.float64) - exact) <= ulp(exact, p.dtype) / 2 + error).all()
+        assert np.abs(p.data.numpy().astype(np.float64) - c.numpy().astype(np.float64) - exact).max() < error
+        assert (np.abs(p.data.numpy().astype(np.float64) - exact) <= ulp(exact, p.dtype) / 2 + error).all()
 
 
 def test_a_kahan_weight_has_twice_the_precisionand_no_more():
@@ -244,8 +244,8 @@ def test_an_average_kept_in_half_sticks_and_the_cures_let_it_go_on():
     ends = {}
     for rule in ("nearest", "stochastic", "kahan"):
         minamp.manual_seed(0)
-        p, _ = updated(np.zeros(50), 5000, lr=1e-3, g=lambda p: p.data - f16(1), write_back=rule)
-        ends[rule] = p.data.astype(f32).mean()
+        p, _ = updated(np.zeros(50), 5000, lr=1e-3, g=lambda p: p.data.numpy() - f16(1), write_back=rule)
+        ends[rule] = p.data.numpy().astype(f32).mean()
     want = 1 - 0.999**5000  # 0.9933
     assert ends["nearest"] == pytest.approx(0.756, abs=1e-3)  # where 0.001 * (1 - w) is half a step, 2^-12
     assert ends["stochastic"] == pytest.approx(want, abs=2e-3) and ends["kahan"] == pytest.approx(
@@ -311,12 +311,12 @@ def test_groups_have_their_own_rule_and_bytes():
     minamp.manual_seed(0)
     groups = [{"params": [p], **o} for p, o in zip(ps, [*rules, {}], strict=True)]
     optimizer = optim.SGD(groups, lr=1e-4)
-    memory = [p.data for p in ps]
+    memory = [p._data for p in ps]
     for _ in range(200):
         for p in ps:
             p.grad = minamp.Tensor(np.ones(8, p.dtype))
         optimizer.step()
-    assert all(p.data is a for p, a in zip(ps, memory, strict=True)), "weights are written in place"
+    assert all(p._data is a for p, a in zip(ps, memory, strict=True)), "weights are written in place"
     assert ps[0].tolist() == [1.0] * 8 and len(set(ps[1].tolist())) > 1
     assert ps[2].tolist() == ps[3].tolist() == [float(f16(0.98))] * 8
     held = [p.nbytes + sum(b.nbytes for b in optimizer.state[p].values()) for p in ps]
@@ -348,7 +348,7 @@ def test_a_restored_optimizer_goes_on_bit_for_bit(rule, weights_first):
     p, optimizer = updated(np.linspace(0.5, 2, 300), 20, kind="AdamW", write_back=rule)
     saved = pickle.loads(pickle.dumps(optimizer.state_dict()))
     assert ("generator" in saved) == (rule == "stochastic")
-    weights = p.data.copy()
+    weights = p.data.numpy().copy()
     advance(p, optimizer, 20)
 
     q = nn.Parameter(weights.copy() if weights_first else np.ones(300, f16))
@@ -358,7 +358,7 @@ def test_a_restored_optimizer_goes_on_bit_for_bit(rule, weights_first):
         with minamp.no_grad():
             q.copy_(minamp.Tensor(weights))
     advance(q, fresh, 20)
-    assert np.array_equal(p.data, q.data) and not np.array_equal(p.data, weights)
+    assert np.array_equal(p.data.numpy(), q.data.numpy()) and not np.array_equal(p.data.numpy(), weights)
     if rule == "kahan":
         assert fresh.state[q]["compensation"].dtype == f16
 

@@ -12,9 +12,7 @@ from minamp.tensor import Tensor
 
 def _write(tensor, values):
     if not isinstance(tensor, Tensor):
-        raise TypeError(
-            f"nn.init: needs a Tensor, got {type(tensor).__name__}: give the parameter itself, not its .data, which is an array"
-        )
+        raise TypeError(f"nn.init: needs a Tensor, got {type(tensor).__name__}: give the parameter itself")
     tensor._data[...] = backends.move(cast(np.asarray(values), tensor.dtype), tensor.device)
     tensor._version[0] += 1
     return tensor

@@ -196,11 +196,11 @@ plt.show()
 # %% tags=["machine"]
 if GPU:
     a, b = (
-        minamp.tensor(x[:1].astype(np.float32)).half().to("cuda").data for x in PAIRS["uniform from 0 to 1"]
+        minamp.tensor(x[:1].astype(np.float32)).half().to("cuda")._data for x in PAIRS["uniform from 0 to 1"]
     )
     exact = (cast(a.get(), np.float64) @ cast(b.get(), np.float64).T).item()
     for half_sums in (True, False):
-        out = minamp.zeros(1, 1, dtype=float16, device="cuda").data
+        out = minamp.zeros(1, 1, dtype=float16, device="cuda")._data
         error = float(gemm.gemm(a, b.T, out, half_sums=half_sums).get()[0, 0]) / exact - 1
         print(f"{'float16' if half_sums else 'float32'} sums on this GPU: {error:+.2%}")
 else:

@@ -39,7 +39,7 @@ class Trace:
         self.it, self.seen, self.losses, self.scales, self.error = it, [], [], [], None
         self.stepped = self.raw = self.updates = self.rebuilt = self.leftover = 0
         self.saved, self._inside, self._fresh = [], False, False
-        self.before = [np.array(widen(p.data)) for p in parameters(it)]
+        self.before = [np.array(widen(p.data.numpy())) for p in parameters(it)]
         self.first_gradients = None
         with contextlib.ExitStack() as stack:
             stack.enter_context(observe(self._see))
@@ -54,7 +54,7 @@ class Trace:
                 self.scales.append(it["scaler"].get_scale() if it["scaler"] else 1.0)
                 if i == 0:
                     self.first_gradients = [
-                        None if p.grad is None else p.grad.data.copy() for p in parameters(it)
+                        None if p.grad is None else p.grad.numpy().copy() for p in parameters(it)
                     ]
 
     def _count_calls(self, stack):
@@ -111,7 +111,7 @@ class Trace:
         if not forward and self._fresh:
             self._fresh = False
             self.leftover += any(
-                p.grad is not None and np.any(widen(p.grad.data)) for p in parameters(self.it)
+                p.grad is not None and np.any(widen(p.grad.numpy())) for p in parameters(self.it)
             )
         tensors = [a for a in inputs if isinstance(a, Tensor) and is_floating(a.dtype)] if forward else []
         self.seen.append(
@@ -145,11 +145,13 @@ class Trace:
 
     @property
     def moved(self):
-        return any(np.any(widen(p.data) != b) for p, b in zip(parameters(self.it), self.before, strict=True))
+        return any(
+            np.any(widen(p.data.numpy()) != b) for p, b in zip(parameters(self.it), self.before, strict=True)
+        )
 
     @property
     def gradient_norm(self):
-        gradients = [widen(p.grad.data) for p in parameters(self.it) if p.grad is not None]
+        gradients = [widen(p.grad.numpy()) for p in parameters(self.it) if p.grad is not None]
         return float(np.sqrt(sum(np.sum(g.astype(float64) ** 2) for g in gradients)))
 
     @property
@@ -159,7 +161,7 @@ class Trace:
         for p, b in zip(parameters(self.it), self.before, strict=True):
             if is_half(p.dtype) and p.grad is not None:
                 master = getattr(p, "master", None)
-                same += np.sum((widen(p.data) if master is None else master.data) == b)
+                same += np.sum((widen(p.data.numpy()) if master is None else master.data.numpy()) == b)
                 total += b.size
         return same / total if total else 0.0
 
@@ -254,7 +256,7 @@ SHOWS = {
     "op_without_policy": lambda t: any(
         s.cls is not None and s.region and not hasattr(s.cls.forward, "__wrapped__") for s in t.seen
     ),
-    "batchnorm_nan": lambda t: any(np.isnan(b.data).any() for b in t.it["model"].buffers()),
+    "batchnorm_nan": lambda t: any(np.isnan(b.data.numpy()).any() for b in t.it["model"].buffers()),
     "widened_by_scalar": _widened,
 }
 
