@@ -12,6 +12,7 @@ import os
 import platform
 import runpy
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from rich.table import Table
 from row import MISSING, Row, fastest
 
 import minamp
-from minamp import formats, watch
+from minamp import formats, halves, watch
 
 try:
     import torch
@@ -83,10 +84,39 @@ def steps(build, shape, with_torch=True):
 
 
 WHY_AUTOCAST = """\
-The casts of an MLP step take 2.6 ms of its 11.1: 1.6 million weights and gradients rounded, 0.5 million values packed to half,
-0.9 million widened. NumPy needs 6 to 9, 11 and 4 passes for them, each at the speed of the L2 cache, 0.1 ms per million. Tried
-with little or no gain: two threads (they wait for the interpreter's lock), rounding by integers, packing through bfloat16's
-cast, smaller pieces. The float32 step that it is measured by is as fast as PyTorch's."""
+What autocast adds on a CPU is casts; the row says how long they take. An MLP step rounds 1.6 million weights and gradients, packs
+0.5 million values to half and widens 0.9 million. NumPy needs 6 to 9, 11 and 4 passes for them, each at the speed of the
+second-level cache, whatever the processor multiplies with: the faster its float32 products, the more the casts weigh. Tried with
+little or no gain: two threads (they wait for the interpreter's lock), rounding by integers, packing through bfloat16's cast,
+smaller pieces."""
+
+
+def time_in_casts(step, rounds=30):
+    """Seconds that one call of `step` spends in the loops of halves.py, the least of all rounds."""
+    spent = 0.0
+
+    def timed(loop):
+        def run(*arrays):
+            nonlocal spent
+            start = time.perf_counter()
+            loop(*arrays)
+            spent += time.perf_counter() - start
+
+        return run
+
+    loops = {name: getattr(halves, name) for name in ("narrow", "widen", "round_")}
+    least = float("inf")
+    try:
+        for name, loop in loops.items():
+            setattr(halves, name, timed(loop))
+        for _ in range(rounds):
+            spent = 0.0
+            step()
+            least = min(least, spent)
+    finally:
+        for name, loop in loops.items():
+            setattr(halves, name, loop)
+    return least
 
 
 def training_rows(name, build, shape, goal32, goal_torch16, rounds):
@@ -95,12 +125,13 @@ def training_rows(name, build, shape, goal32, goal_torch16, rounds):
         k: candidates.pop(k) for k in list(candidates) if k == "torch autocast"
     }  # 4 to 14 times the others' time
     t = fastest(candidates, 4 * rounds) | fastest(slow, rounds)
+    t["casts"] = time_in_casts(candidates["own autocast"])
     ms = {k: f"{1000 * v:.1f} ms" for k, v in t.items()}
     yield Row(
         f"{name}, autocast step / own float32",
         t["own autocast"] / t["own float32"],
         goal=1.5,
-        detail=f"{ms['own autocast']} / {ms['own float32']}",
+        detail=f"{ms['own autocast']} / {ms['own float32']}, casts {ms['casts']}",
         why=WHY_AUTOCAST,
     )
     if torch is None:
@@ -340,9 +371,18 @@ GROUPS = {
 }
 
 
+def processor():
+    """The processor's name where Linux tells it, and the widest of its instructions that NumPy was made for."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    simd = np.show_config(mode="dicts").get("SIMD Extensions", {}).get("found", [])
+    return " ".join([names[0] if names else platform.processor() or platform.machine(), *simd[-1:]])
+
+
 def machine():
     return {
-        "processor": platform.processor() or platform.machine(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "numpy": np.__version__,

@@ -52,6 +52,13 @@ def test_candidates_take_turns():
     assert set(times) == {"a", "b"} and min(times.values()) > 0
 
 
+def test_casts_are_timed_and_put_back():
+    x, loops = minamp.randn(100_000), [getattr(bench.halves, name) for name in ("narrow", "widen", "round_")]
+    assert bench.time_in_casts(lambda: x.half().float(), rounds=2) > 0
+    assert bench.time_in_casts(lambda: x + x, rounds=2) == 0
+    assert [getattr(bench.halves, name) for name in ("narrow", "widen", "round_")] == loops
+
+
 def test_autocast_keeps_half_the_bytes():
     (row,) = bench.memory_rows(quick=True)
     assert row.met
