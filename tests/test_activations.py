@@ -61,6 +61,16 @@ def test_every_activation_has_a_line():
     assert declared - {p.values[0] for p in LINES} == set()
 
 
+def test_erf_piece_by_piece():
+    x = (2.0 * np.random.default_rng(0).standard_normal((300, 250))).astype(np.float32)
+    x.flat[[0, 40_000, 74_998, 74_999]] = np.inf, -np.inf, np.nan, -0.0
+    y = OP.erf(Tensor(x)).numpy()
+    exact = np.array([math.erf(v) for v in x.reshape(-1)]).reshape(x.shape)
+    np.testing.assert_allclose(y, exact, rtol=0, atol=3e-7)
+    assert np.all(np.abs(y)[np.abs(x) >= 4] == 1) and math.copysign(1, y[-1, -1]) == -1
+    np.testing.assert_array_equal(OP.erf(Tensor(x[::2].T)).numpy(), y[::2].T)
+
+
 # ---- in half, from one end of the format to the other, against the derivative in float64
 
 

@@ -259,6 +259,14 @@ def test_gradients_at_kinks_and_ties():
     assert x.grad.tolist() == [[0.5, 0.5, 0]]
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
+def test_a_cube_is_two_products(dtype):
+    x = np.array([-3, -2, -1, 0, 1, 2, 5], dtype)
+    for power, expected in ((3, dtype), (3.0, np.float32 if dtype == np.int64 else dtype)):
+        y = tensor(x) ** power
+        assert y.tolist() == [-27, -8, -1, 0, 1, 8, 125] and y.dtype == expected
+
+
 def test_gradients_of_powers_of_zero():
     a, b = tensor([0.0, 0.0, 0.0], requires_grad=True), tensor([0.0, 1.0, 2.0], requires_grad=True)
     (a**b).sum().backward()

