@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from minamp import backends
+from minamp import backends, optim
 from minamp.announce import announced, listen
 from minamp.autocast import state as autocast_state
 from minamp.backends.errors import user_line
@@ -119,17 +119,14 @@ class Calls(listen):
         if name == "grad":
             return {"root": self.value_of(owner[0] if isinstance(owner, list | tuple) and owner else owner)}
         if name == "optimizer.step":
-            return {"weights": self.patient.half_weights(id(owner))}
+            kind = type(owner).__name__ if type(owner).__module__ == optim.__name__ else "SGD"
+            return {"weights": self.patient.half_weights(id(owner)), "kind": kind}
         if name == "save":
             parts = owner.values() if isinstance(owner, dict) else ()
             several = sum(isinstance(x, dict) for x in parts) > 1  # states in one file
             return {"scaler": _holds_scaler(owner), "whole": several}
         if name.startswith("clip"):
-            limit = arguments["max_norm" if name == "clip_grad_norm_" else "clip_value"]
-            names = (
-                [self.patient.names.get(id(p)) for p in owner] if isinstance(owner, list | tuple) else None
-            )
-            return {"limit": float(limit), "names": names}
+            return {"limit": float(arguments["max_norm" if name == "clip_grad_norm_" else "clip_value"])}
         return {}
 
     def _adopt(self, optimizer):

@@ -16,7 +16,7 @@ _RIGHT = 2e-5  # how close clipping comes to the limit: float32's last digits, a
 def _clips(trace):
     """(event, backward, scale, before, after) of everything that limits gradients while they are still scaled."""
     for clip in trace.calls("clip_grad_norm_", "clip_grad_value_"):
-        names = clip.facts["names"] or list(clip.before)
+        names = clip.written()  # those it was given: within the limit they count as written too
         backward = trace.last_backward(clip, names)
         if backward is None or clip.facts["limit"] == math.inf:  # that only asks for the norm
             continue

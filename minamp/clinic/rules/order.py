@@ -29,7 +29,7 @@ def _unscaled_first(trace, backward, step, names):
     """
     if not all(math.isfinite(g.largest) for n, g in step.before.items() if n in names):
         return False
-    clips = trace.calls("clip_grad_norm_", "clip_grad_value_")
+    clips = [c for c in trace.calls("clip_grad_norm_", "clip_grad_value_") if set(c.written()) & set(names)]
     before = next((c for c in clips if backward.index < c.index < step.index), step)
     if still_scaled(trace, backward, before, scale_of(backward)[0], names):
         return False
@@ -125,8 +125,12 @@ def update_repeated(trace):
         again = previous is not None and not since & before and not _all_anew(trace, previous, used)
         if again or (refused and not since and previous is None):
             return error(
-                "scaler.update() runs more than once an iteration: the scale is judged and may change between optimizers "
-                "whose gradients were made with the same scale.",
+                "scaler.update() runs more than once an iteration: "
+                + (
+                    "the scale is judged and may change between optimizers whose gradients were made with the same scale."
+                    if since
+                    else "nothing has been stepped since the last one, so that there is nothing to judge."
+                ),
                 event.line,
                 "scaler.update()   # once, after the last scaler.step of the iteration",
                 updates_in_this_step=sum(u.step == event.step for u in updates),
@@ -136,7 +140,11 @@ def update_repeated(trace):
 
 def _all_anew(trace, update, used):
     """Whether everything stepped after an update has gradients from a backward after it: made with the new scale."""
-    backwards = [trace.last_backward(c, trace.held_by(c.facts.get("optimizer", c.owner))) for c in used]
+    # Of weights that were made in the step no backward before their first scaler.step is known to have written them.
+    backwards = [
+        trace.last_backward(c, trace.held_by(c.facts.get("optimizer", c.owner))) or trace.last_backward(c)
+        for c in used
+    ]
     return bool(backwards) and all(b is not None and b.index > update.index for b in backwards)
 
 
@@ -145,24 +153,26 @@ def unscale_every_micro_batch(trace):
     calls = [c for c in trace.calls("scaler.unscale_") if not c.inside("scaler.step")]
     twice = trace.fails_with("RuntimeError", "unscale_() has already been called")
     steps = trace.calls("scaler.step", "optimizer.step")
-    again = twice or _divided_by_hand(trace)
+    by_hand = _divided_by_hand(trace)
+    again = twice or by_hand
     for a, b in zip(calls, calls[1:], strict=False):
         same = [c for c in calls if a.index <= c.index <= b.index]
         if len({c.facts["optimizer"] for c in same}) == 1 and _accumulates(trace, a, b, steps):
             again = True
     if again:
         return error(
-            f"{'unscale_() is called' if calls else 'The gradients are divided by the scale'} more than once before the step: "
+            f"{'The gradients are divided by the scale' if by_hand else 'unscale_() is called'} more than once before the step: "
             "that divides everything that has been added up so far, so the first micro-batches are divided again and again.",
-            trace.error.line if twice else calls[-1].line if calls else trace.calls("backward")[0].line,
-            "if last_micro_batch: scaler.unscale_(optimizer)   # once, when all gradients are there",
+            trace.error.line if twice else by_hand or calls[-1].line,
+            f"if last_micro_batch: {'p.grad /= scale' if by_hand else 'scaler.unscale_(optimizer)'}   # once, when all "
+            "gradients are there",
             unscale_calls=len(calls),
             backward_calls=len(trace.calls("backward")),
         )
 
 
 def _divided_by_hand(trace):
-    """Whether scaled gradients are added to those of the backward before, which the user has divided by the scale."""
+    """The line that divides gradients to which the next backward adds scaled ones, or else of that backward; '' if none does."""
     for a, b in pairwise(trace.calls("backward")):
         scale, names = scale_of(a)[0], _nonzero(b.before) & set(a.after) & set(b.written())
         between = [
@@ -170,8 +180,9 @@ def _divided_by_hand(trace):
         ]
         if names and not between and scale == scale_of(b)[0] > 1:
             if same_factor({n: a.after[n] for n in names}, b.before, 1 / scale):
-                return True
-    return False
+                runs = (e for e in trace.between(a, b) if hasattr(e, "op") and not e.inside("backward"))
+                return next((r.line for r in runs if any(v.gradient in names for v in r.inputs)), b.line)
+    return ""
 
 
 def _accumulates(trace, a, b, steps):
@@ -225,7 +236,7 @@ def zero_grad_missing(trace):
                 f"The gradients of {len(stale)} parameters are not cleared after the weights were changed by them: every "
                 "backward adds to those of all steps before.",
                 f"{stale[0]}: {second.line}",
-                "model.zero_grad()   # before the backward of every step",
+                "model.zero_grad()   # or p.grad = None, before the backward of every step",
                 parameters=len(stale),
                 largest_gradient=second.before[stale[0]].largest,
             )
