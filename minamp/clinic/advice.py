@@ -21,6 +21,9 @@ CEILING = format_of(float16).max
 ROOM = 2.0  # gradients of other batches are larger: keep a factor of 2 below the ceiling
 SAMPLE = 2**16
 USUAL_SCALE = 2.0**16
+# A bias that a softmax or batch norm takes out again has the gradient 0: what float32's rounding leaves of the sum is at most
+# 2^-18 of its largest term in small networks; a gradient that means something is more than 2^-3 of it.
+NOISE = 2.0**-14
 USUAL_SHARE = 0.01  # of the non-zero gradients may be flushed without anybody noticing
 
 
@@ -54,7 +57,7 @@ class Reference(observe):
         self._since = time.thread_time()
 
     def _gradient(self, op, inputs, output):
-        _, node, i = inputs
+        incoming, node, i = inputs
         edge = node.edges[i]
         array = getattr(output, "_data", output)
         if not hasattr(array, "dtype") or edge is None:
@@ -66,6 +69,8 @@ class Reference(observe):
         group, scale = "weights" if name else "activations", self.scale()
         top = largest(array) / scale
         self.top[group] = top if math.isnan(top) else max(self.top[group], top)
+        if name and _is_noise(array, incoming):
+            return
         counts = _exponents(array, -math.log2(scale))
         if name:
             self.weights[name] = self.weights.get(name, 0) + counts
@@ -107,6 +112,15 @@ class Reference(observe):
         return scale
 
 
+def _is_noise(array, incoming):
+    """Whether a bias's gradient, the sum of the incoming one, is only the rounding of terms that add up to 0."""
+    if math.prod(array.shape) != max(array.shape, default=1):
+        return False
+    terms = incoming if isinstance(incoming, tuple) else (incoming,)  # of a Function, one for every output
+    sizes = [largest(getattr(g, "_data", g)) for g in terms if g is not None]
+    return largest(array) <= NOISE * max(sizes, default=0.0)
+
+
 def _exponents(array, shift):
     """How many values have which power of two times 2^shift, counted from LOW; zeros and non-finite values are left out.
 
@@ -130,8 +144,9 @@ def advice(trace):
     """Advice from the trace's float32 run: is float16 worth it here, which init_scale, would bfloat16 do."""
     run = trace.reference
     if run is None or not run.complete or not run.weights:
+        why = "did not run through" if run is None or not run.complete else "gave no parameter a gradient"
         return Advice(
-            "The step did not run through with autocast switched off, so there are no float32 gradients to judge by."
+            f"The step {why} with autocast switched off, so there are no float32 gradients to judge by."
         )
     count = sum(math.prod(p.shape) for p in trace.parameters.values())
     busy = sum(run.seconds.values())
