@@ -55,6 +55,7 @@ class Snapshot:
 
     def __init__(self, **roots):
         self.arrays = []  # (path, array, a copy of it)
+        self.leaves = []  # (path, tensor) of those that want a gradient
         self._roots, self._undo, self._seen = roots, [], {}
         self._globals()
         pending = list(roots.items())
@@ -147,6 +148,8 @@ class Snapshot:
         return self._instance(path, x)
 
     def _tensor(self, path, x):
+        if x._node is not None and x._node.op is None:
+            self.leaves.append((path, x))
         self._attributes(x, ["_data", "_grad", "_node", "_version"])
         version, number, node = x._version, x._version[0], x._node
         self._undo.append(lambda: version.__setitem__(0, number))

@@ -21,9 +21,10 @@ def doctor(step, model=None, optimizer=None, scaler=None):
     """Examine a training step: run it a few times under observation, undo everything, and report what is wrong.
 
     step: a callable without arguments that does one training step of your loop. model: its Module, or a list of them.
-    optimizer: its Optimizer, or a list of them. scaler: its GradScaler or None. Returns a Report: a list of Findings, the
-    cause before its consequences, empty for a healthy step; print it, or take report.to_json(). report.advice says what one
-    step in float32 tells about scale and formats.
+    optimizer: its Optimizer, or a list of them; with neither, the leaves that the step reaches are its parameters.
+    scaler: its GradScaler or None. Returns a Report: a list of Findings, the cause before its consequences, empty for a
+    healthy step; print it, or take report.to_json(). report.advice says what one step in float32 tells about scale and
+    formats.
 
     The step runs twice, as it is and in float32; three to five times where something is not finite, float32 fails, or the
     second call is not the first again, as in turns. What happens in a later call only is not seen.
@@ -41,6 +42,7 @@ def doctor(step, model=None, optimizer=None, scaler=None):
 
     patient = Patient(step, model, optimizer, scaler)
     with restored(step=step, model=model, optimizer=optimizer, scaler=scaler) as before:
+        patient.find_parameters(before)
         trace = _examined(counted, patient, before)
     findings = rules.judge(trace)
     if trace.error is not None and not rules.explained(trace.error, findings):

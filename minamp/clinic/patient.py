@@ -62,6 +62,13 @@ class Patient:
             self._enter(optimizer)
         return new
 
+    def find_parameters(self, before):
+        """Without a model and an optimizer: what the step reaches and wants a gradient."""
+        if not self.parameters:
+            for path, p in reversed(before.leaves):
+                name = path if path not in self.parameters else f"parameter {len(self.names)}"
+                self.parameters[name], self.names[id(p)] = p, name
+
     def _path(self, i, name):
         return name if len(self.models) == 1 else f"model[{i}].{name}"
 
