@@ -109,13 +109,23 @@ def feeds(trace, run, ops):
     )
 
 
+def is_root(run):
+    """Whether it takes square roots: x ** 0.5 too."""
+    if run.op == "pow":
+        return abs(run.attrs.get("exponent", 0)) == 0.5 or 0.5 in map(abs, run.constants)
+    return run.op in ("sqrt", "rsqrt")
+
+
 def second_moment(trace, run):
-    """Whether the sum is an optimizer's sqrt(v) + eps: without history, in a parameter's shape."""
+    """Whether the sum is an optimizer's sqrt(v) + eps, or the v + eps of its root: without history, in a parameter's shape."""
     shapes = {p.shape for p in trace.parameters.values()}
     return (
         not run.output.recorded
         and run.output.shape in shapes
-        and any(r.op == "sqrt" for r in run.ancestors(limit=5))
+        and (
+            any(map(is_root, run.ancestors(limit=5)))
+            or any(is_root(r) for r in trace.ops if any(v.source is run for v in r.inputs))
+        )
     )
 
 

@@ -262,8 +262,9 @@ def forward_overflow(trace):
             continue
         if run.output.half and (run.output.recorded or _used(trace, run)) or _reaches_a_loss(trace, run):
             how = "leaves the format's range" if run.spoilt.kind != "nan" else "is undefined there"
+            name = "A cast" if run.op == "to" else run.op
             return error(
-                f"{run.op} makes {run.spoilt.count} of {run.output.size} values {run.spoilt.kind} of finite input, in "
+                f"{name} makes {run.spoilt.count} of {run.output.size} values {run.spoilt.kind} of finite input, in "
                 f"{run.output.dtype}: the forward itself {how}, and no loss scale cures that.",
                 run.line,
                 "with autocast(enabled=False): ...x.float()...   # this op in float32; or scale its input down",

@@ -1,11 +1,16 @@
 """State in half: weights, what an optimizer keeps, running statistics."""
 
-from minamp.clinic.rules.base import error, rule, second_moment, short
+from minamp.clinic.rules.base import error, is_root, rule, second_moment, short
 from minamp.clinic.trace import state_shapes
-from minamp.formats import float16, format_of
+from minamp.formats import bfloat16, float16, format_of
 
 SWAMPED = 0.5  # of the weights that have a gradient
 FLUSH = format_of(float16).flush
+# What half does to an average of squares. Half of bfloat16's distance to the next number is at least 0.0019 of a number.
+MOMENTS = {
+    float16: "squares of gradients up to 1.7e-4 are 0 and an eps of 1e-8 is 0 too, so that the step divides by 0",
+    bfloat16: "0.999 * v rounds back to v, so that it never falls, and small squares add nothing to it",
+}
 
 
 @rule
@@ -25,11 +30,11 @@ def half_parameters_with_scaler(trace):
 
 @rule
 def updates_swamped(trace):
-    lost, line = dict(trace.lost_by_hand), ""
+    lost, line, kind = dict(trace.lost_by_hand), "", "SGD"
     for call in trace.calls("optimizer.step"):
         for name, (moving, still) in call.facts.get("lost", {}).items():
             a, b = lost.get(name, (0, 0))
-            lost[name], line = (a + moving, b + still), call.line
+            lost[name], line, kind = (a + moving, b + still), call.line, call.facts["kind"]
     if not line:  # by hand: the last op that read a gradient
         line = next((r.line for r in reversed(trace.ops) if any(v.gradient for v in r.inputs)), "")
     moving, still = (sum(pair[i] for pair in lost.values()) for i in (0, 1))
@@ -39,7 +44,7 @@ def updates_swamped(trace):
             f"{still / moving:.0%} of the weights that have a gradient stay as they are: their update is below half the distance "
             f"to the next {trace.parameters[worst].dtype} number and is rounded away, in every step.",
             f"{worst}: {line}",
-            "optim.SGD(model.parameters(), lr=lr, master_weights=True)   # or write_back='stochastic' or 'kahan'",
+            f"optim.{kind}(model.parameters(), lr=lr, master_weights=True)   # or write_back='stochastic' or 'kahan'",
             share_lost=still / moving,
             weights_with_gradient=moving,
         )
@@ -50,29 +55,28 @@ def adam_in_half(trace):
     shapes = state_shapes(trace.parameters.values())
     for run in trace.ops:
         if (
-            run.op in ("sqrt", "rsqrt")
+            is_root(run)
             and run.output.half
             and not run.output.recorded
             and run.output.shape in shapes
             and any(c.index < run.index and c.step == run.step for c in trace.calls("backward"))
         ):
-            return _adam(run.line, str(run.output.dtype), run.tensors[0].largest)
+            return _adam(run.line, run.output.dtype, run.tensors[0].largest)
         if run.op == "add" and run.output.dtype == float16 and second_moment(trace, run):
             if any(0 < c <= FLUSH for c in run.constants):
-                return _adam(run.line, str(run.output.dtype), None)
+                return _adam(run.line, run.output.dtype, None)
     if trace.half_state:
         where, dtype = trace.half_state[0]
-        return _adam(where, str(dtype), None)
+        return _adam(where, dtype, None)
 
 
 def _adam(where, dtype, largest):
     evidence = {} if largest is None else {"largest_second_moment": largest}
     return error(
-        f"Adam's second moment, or its root, is in {dtype}: in float16 the squares of gradients up to 1.7e-4 are 0 and an eps "
-        "of 1e-8 is 0 too, so that the step divides by 0.",
+        f"The optimizer's second moment v, or its root, is in {dtype}: there {MOMENTS[dtype]}.",
         where,
-        "optim.Adam(model.parameters(), lr=lr, master_weights=True)   # keeps moments and eps in float32",
-        dtype=dtype,
+        "optim.Adam(model.parameters(), lr=lr, master_weights=True)   # moments and eps in float32, as your own should be",
+        dtype=str(dtype),
         **evidence,
     )
 
@@ -80,12 +84,12 @@ def _adam(where, dtype, largest):
 @rule
 def batchnorm_nan(trace):
     if trace.batch_norms:
+        bad = sum(n for _, n in trace.batch_norms)
         return error(
-            "Running statistics of a batch normalisation hold "
-            f"{sum(n for _, n in trace.batch_norms)} values that are inf or nan: training "
-            "does not read them, evaluation does, and no later batch can remove them.",
+            f"Running statistics of a batch normalisation hold {bad} {'value that is' if bad == 1 else 'values that are'} inf or "
+            "nan: training does not read them, evaluation does, and no later batch can remove them.",
             short(name for name, _ in trace.batch_norms),
             "bn.running_mean.zero_(); bn.running_var.fill_(1.0)   # and keep the batch that did it out",
-            values=sum(n for _, n in trace.batch_norms),
+            values=bad,
             buffers=len(trace.batch_norms),
         )

@@ -37,9 +37,10 @@ def widened_by_scalar(trace):
             continue
         wide = out.dtype == float64 and any(v.shape for v in added)
         if wide or run.policy == NOT_LISTED and graph[0].half and _goes_on_wide(trace, run):
+            numpys = "NumPy's numbers are float64, and " if added[0].dtype == float64 else ""
             return warning(
                 f"A {added[0].dtype} constant of shape {added[0].shape} widens a {graph[0].dtype} tensor to {out.dtype}, and "
-                "all that follows from it: NumPy's numbers are float64, and unlike a number a tensor with dimensions counts.",
+                f"all that follows from it: {numpys}unlike a number a tensor with dimensions counts.",
                 run.line,
                 f"x * constant.to(x.dtype)   # or a Python float, in {run.op}",
                 bytes_per_value_before=graph[0].dtype.itemsize,
