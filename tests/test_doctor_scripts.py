@@ -676,6 +676,194 @@ def buffers_of_nan_and_infinities_that_are_no_statistics():
     return Standardised().parts()
 
 
+# -------------------------------------------------------------------------------- several optimizers, no optimizer, no model
+
+
+class Several(Trainer):
+    """Three networks on the same digits, an optimizer each, one backward."""
+
+    early = None  # which of them is clipped before it is unscaled
+
+    def __init__(self):
+        self.models = [mlp(784, 24, 10) for _ in range(3)]
+        self.optimizers = [optim.SGD(m.parameters(), lr=0.05) for m in self.models]
+        self.scaler = GradScaler(init_scale=1024.0)
+        self.x, self.y = self.data()
+
+    def train_step(self):
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        with autocast():
+            loss = sum(F.cross_entropy(m(self.x), self.y) for m in self.models)
+        self.scaler.scale(loss).backward()
+        for i, optimizer in enumerate(self.optimizers):
+            self.apply(i, self.models[i], optimizer)
+        self.update()
+        return loss.item()
+
+    def apply(self, i, model, optimizer):
+        if i != self.early:
+            self.scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), 0.1)
+        self.scaler.step(optimizer)
+
+    def update(self):
+        self.scaler.update()
+
+    def parts(self):
+        return parts(self.train_step, self.models, self.optimizers, self.scaler)
+
+
+@healthy
+def each_optimizer_is_unscaled_clipped_and_stepped_in_turn():
+    return Several().parts()
+
+
+@healthy
+def each_network_is_unscaled_by_hand_clipped_and_stepped_in_turn():
+    class T(Several):
+        def apply(self, i, model, optimizer):
+            for p in model.parameters():
+                p.grad.mul_(1.0 / self.scaler.get_scale())
+            clip_grad_norm_(model.parameters(), 0.1)
+            if all(p.grad.isfinite().all() for p in model.parameters()):
+                optimizer.step()
+
+        def update(self):
+            pass
+
+    return T().parts()
+
+
+@broken("clip_before_unscale")
+def the_second_of_three_is_clipped_too_early():
+    class T(Several):
+        early = 1
+
+    return T().parts()
+
+
+@healthy
+def optimizers_of_copies_that_are_made_in_the_step():
+    """Federated averaging: an update after every client, whose gradients were made with the new scale."""
+    x, y = digits(32)
+    model, scaler = mlp(784, 24, 10), GradScaler()
+
+    def step():
+        states = []
+        for part in range(2):
+            client = copy.deepcopy(model)
+            optimizer = optim.SGD(client.parameters(), lr=0.05)
+            with autocast():
+                loss = F.cross_entropy(client(x[part::2]), y[part::2])
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            states.append(client.state_dict())
+        model.load_state_dict({name: (states[0][name] + states[1][name]) / 2 for name in states[0]})
+        return loss.item()
+
+    return parts(step, model, scaler=scaler)
+
+
+def functional(descend, dtype=minamp.float32):
+    """Two matrices in a dict, that only the step knows; descend(weights) does the update."""
+    x, y = digits(32)
+    weights = {"in": minamp.randn(784, 24) * 0.03, "out": minamp.randn(24, 10) * 0.2}
+    weights = {name: w.to(dtype).requires_grad_() for name, w in weights.items()}
+
+    def step():
+        with autocast(dtype=minamp.bfloat16):
+            loss = F.cross_entropy(F.relu(x @ weights["in"]) @ weights["out"], y)
+        loss.backward()
+        descend(weights.values())
+        return loss.item()
+
+    return parts(step, model=[])
+
+
+def descent(weights):
+    for w in weights:
+        w.data -= 1e-4 * w.grad
+        w.grad = None
+
+
+@healthy
+def weights_that_only_the_step_knows():
+    return functional(descent)
+
+
+@broken("updates_swamped")
+def half_weights_that_only_the_step_knows():
+    return functional(descent, minamp.bfloat16)
+
+
+@broken("zero_grad_missing")
+def gradients_that_only_the_step_knows():
+    def descend(weights):
+        for w in weights:
+            w.data -= 1e-4 * w.grad
+
+    return functional(descend)
+
+
+def root_of(moments, root):
+    def descend(weights):
+        with minamp.no_grad():
+            for i, w in enumerate(weights):
+                v = moments.setdefault(i, minamp.zeros(*w.shape, dtype=float16))
+                v += w.grad.half() ** 2
+                w -= 1e-3 * w.grad / root(v)
+                w.grad = None
+
+    return functional(descend)
+
+
+@broken("adam_in_half")
+def a_sum_of_squares_with_its_eps_under_the_root():
+    return root_of({}, lambda v: (v + 1e-10).sqrt())
+
+
+@broken("adam_in_half")
+def a_sum_of_squares_to_the_power_of_a_half():
+    return root_of({}, lambda v: v**0.5 + 1e-4)
+
+
+# ----------------------------------------------------------------------------------------- gradients that are 0 but for rounding
+
+
+class LowScale(Trainer):
+    """No flushed gradient that means anything, at a scale of 1."""
+
+    def make_scaler(self):
+        return GradScaler(init_scale=1.0)
+
+
+@healthy
+def biases_that_a_batch_norm_takes_out_again():
+    class T(LowScale):
+        def data(self):
+            return digits(16, shape=(1, 28, 28))
+
+        def network(self):
+            convolution = nn.Conv2d(1, 8, 5, stride=4), nn.BatchNorm2d(8), nn.ReLU()
+            return nn.Sequential(*convolution, nn.Flatten(), nn.Linear(8 * 36, 10))
+
+    return T().parts()
+
+
+@healthy
+def the_bias_of_keys_that_softmax_takes_out_again():
+    class T(Attending):
+        def make_scaler(self):
+            return GradScaler(init_scale=1.0)
+
+        def attend(self, q, k, v):
+            return F.softmax(q @ k.mT / 4.0, dim=-1) @ v
+
+    return T().parts()
+
+
 # ------------------------------------------------------------------------------------------------------------------ the tests
 
 
@@ -739,3 +927,111 @@ def test_what_is_undefined_does_not_leave_the_range():
     x = minamp.zeros(4, 4).requires_grad_(True)
     report = minamp.doctor(lambda: (x.half() / (x.half() * 0.0)).float().sum().backward())
     assert "is undefined there" in report[0].what and "range" not in report[0].what
+
+
+def said(it):
+    minamp.manual_seed(0)
+    return examine(it)[0]
+
+
+class Twice(Trainer):
+    def train_step(self):
+        loss = super().train_step()
+        self.scaler.update()
+        return loss
+
+
+def test_an_update_with_nothing_to_judge_is_no_matter_of_several_optimizers():
+    assert "nothing has been stepped" in said(Twice().parts()).what
+
+
+class Tiny(Trainer):
+    """bfloat16 weights and so small a rate that none of them moves."""
+
+    def __init__(self):
+        super().__init__()
+        self.optimizer, self.scaler = optim.AdamW(self.model.parameters(), lr=1e-7), None
+
+    def network(self):
+        return mlp(784, 48, 10).bfloat16()
+
+    def train_step(self):
+        self.optimizer.zero_grad()
+        F.cross_entropy(self.model(self.x.bfloat16()).float(), self.y).backward()
+        self.optimizer.step()
+
+
+def test_the_repair_keeps_the_optimizer():
+    finding = said(Tiny().parts())
+    assert finding.code == "updates_swamped" and finding.repair.startswith("optim.AdamW(")
+
+
+class Rooted(Tiny):
+    """Its update takes a root of half squares."""
+
+    def train_step(self):
+        self.model.zero_grad()
+        F.cross_entropy(self.model(self.x.bfloat16()).float(), self.y).backward()
+        for p in self.model.parameters():
+            p.data -= 1e-2 * p.grad / ((p.grad * p.grad) ** 0.5 + 1e-3)
+
+
+def test_what_bfloat16_does_to_a_second_moment_is_not_what_float16_does():
+    finding = said(Rooted().parts())
+    assert finding.code == "adam_in_half" and "rounds back to v" in finding.what
+    v = minamp.linspace(1.0, 2.0, 129).bfloat16()
+    assert (v * 0.999).equal(v)
+
+
+class DividedByHand(Trainer):
+    """A constant scale, taken out of the gradients after every micro-batch."""
+
+    def train_step(self):
+        self.optimizer.zero_grad()
+        for part in range(2):
+            with autocast():
+                loss = F.cross_entropy(self.model(self.x[part::2]), self.y[part::2])
+            (512.0 * loss).backward()
+            for p in self.model.parameters():
+                p.grad.mul_(1 / 512.0)
+        self.optimizer.step()
+
+
+def test_the_line_that_divides_too_often_is_named():
+    finding = said(DividedByHand().parts())
+    assert finding.code == "unscale_every_micro_batch" and "p.grad.mul_" in finding.where
+    assert "scaler" not in finding.repair
+
+
+def test_a_cast_that_overflows_is_called_a_cast():
+    class T(Trainer):
+        def data(self):
+            x, y = digits(32)
+            return 1e6 * x, y
+
+    finding = said(T().parts())
+    assert finding.code == "forward_overflow" and finding.what.startswith("A cast makes")
+
+
+def test_one_value_and_float32_are_not_several_and_float64():
+    bn = nn.BatchNorm1d(784)
+    bn.running_mean[3] = float("nan")
+
+    class T(Trainer):
+        def network(self):
+            return nn.Sequential(bn, *mlp(784, 48, 10))
+
+    class Wide(Trainer):
+        def forward(self):
+            first, relu, last = self.model
+            with autocast():
+                return F.cross_entropy(last(relu(first(self.x) * minamp.linspace(0.5, 1.5, 48))), self.y)
+
+    assert "1 value that is" in said(T().parts()).what
+    finding = said(Wide().parts())
+    assert finding.code == "widened_by_scalar" and "float64" not in finding.what
+
+
+def test_a_step_whose_weights_nobody_knows_ran_through():
+    it = optimizers_of_copies_that_are_made_in_the_step()
+    assert "gave no parameter a gradient" in examine(it).advice.text
