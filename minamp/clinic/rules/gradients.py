@@ -32,12 +32,12 @@ def gradients_flushed(trace):
     better = run.rescue()
     if better < 4 * scale or run.flushed(better) > share / 2:
         return None  # no scale would help, or the scaler is nearly there
-    there = "on the way to the weights, which learn from what is left"
+    there, where = "on the way to the weights, which learn from what is left", "the gradients of activations"
     if shares[worst] > FLUSHED:
-        there = f"{shares[worst]:.0%} in {worst}: those weights learn from what is left"
+        there, where = f"{shares[worst]:.0%} in {worst}: those weights learn from what is left", worst
     return warning(
         f"At a scale of {scale:g} float16 turns {share:.0%} of the non-zero gradients into 0, {there}.",
-        worst,
+        where,
         f"scaler = GradScaler(init_scale=2.0**{math.log2(better):.0f})",
         flushed=share,
         flushed_there=shares[worst],
