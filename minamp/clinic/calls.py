@@ -115,9 +115,10 @@ class Calls(listen):
             return {"function": owner}
         if name == "backward":
             versions = {name: p._version[0] for name, p in self.patient.parameters.items()}
-            return {"root": self.value_of(owner), "versions": versions}
+            return {"root": self.value_of(owner), "scaler": self.patient.scale, "versions": versions}
         if name == "grad":
-            return {"root": self.value_of(owner[0] if isinstance(owner, list | tuple) and owner else owner)}
+            root = owner[0] if isinstance(owner, list | tuple) and owner else owner
+            return {"root": self.value_of(root), "scaler": self.patient.scale}
         if name == "optimizer.step":
             kind = type(owner).__name__ if type(owner).__module__ == optim.__name__ else "SGD"
             return {"weights": self.patient.half_weights(id(owner)), "kind": kind}

@@ -10,6 +10,7 @@ from minamp.backends.errors import NOT_USERS, place, user_line
 from minamp.clinic.trace import Error, OpRun, Spoilt, Value, largest
 from minamp.formats import is_floating, widen
 from minamp.function import Applied
+from minamp.quiet import quiet
 from minamp.record import observe
 from minamp.tensor import Tensor
 
@@ -46,6 +47,8 @@ class Ops(observe):
             region=autocast_state.dtype if autocast_state.enabled else None,
             within=self.calls.current,
         )
+        if op.name in ("add", "sub") and any(v.gradient for v in run.tensors):
+            run.attrs["alpha"] = _rate(inputs, output)
         run.output.source = run
         run.spoilt = _spoilt(run, inputs, output)
         self.made[id(output._data)] = (output._data, run.output, output._version[0])
@@ -80,6 +83,14 @@ class Ops(observe):
             trained=recorded and x.is_leaf,
             constant=float(x.item()) if x.numel() == 1 and not recorded else None,
         )
+
+
+@quiet
+def _rate(inputs, output):
+    """By how much add or sub has multiplied its second argument: an op without history has no attributes to ask."""
+    a, b, y = (backends.host(x._data) if isinstance(x, Tensor) else x for x in (*inputs, output))
+    size = largest(widen(b)) if isinstance(b, np.ndarray) else abs(b)
+    return largest(widen(y) - (widen(a) if isinstance(a, np.ndarray) else a)) / size if size else 1.0
 
 
 def _spoilt(run, inputs, output):

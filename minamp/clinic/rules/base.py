@@ -95,9 +95,10 @@ def loss_scale(root):
 
 
 def scale_of(backward):
-    """(scale, by a GradScaler) of a backward call."""
+    """(scale, by a GradScaler) of a backward call: by scaler.scale, or by hand with the number that scaler.get_scale() gives."""
     if "scale" not in backward.facts:
-        backward.facts["scale"] = loss_scale(backward.facts["root"])
+        scale, by_scaler = loss_scale(backward.facts["root"])
+        backward.facts["scale"] = scale, by_scaler or scale == backward.facts["scaler"] > 1
     return backward.facts["scale"]
 
 
