@@ -10,6 +10,7 @@ _SQUARES = {"mul", "pow", "square", "var", "naive_half_sum", "sum", "mean"}
 _ROOTS = {"sqrt", "rsqrt", "pow", "std"}
 _SUMS = {"sum", "naive_half_sum"}
 _FACTORS = {"linear", "matmul", "mm", "bmm", "mv", "einsum", "conv1d", "conv2d"}
+_LIMITS = {"maximum", "clamp"}
 _NEED_EPS = {"div", "reciprocal", "sqrt", "rsqrt", "log"}
 
 
@@ -25,12 +26,13 @@ def _spoilt(trace):
 def mask_runs(trace):
     """The half ops that made -inf, or inf to be subtracted, where one operand is a large constant."""
     runs = [run for run in _spoilt(trace) if run.op in _MASKS and run.output.half]
-    return [run for run in runs if (_masked(run) or _masked_before(run)) and not _multiplied(trace, run)]
+    return [run for run in runs if (_masked(run) or _masked_before(run)) and not _is_data(trace, run)]
 
 
-def _multiplied(trace, run):
-    """Whether it is multiplied: data, and no mask, which a fused attention and baddbmm take too."""
-    return any(r.op in _FACTORS and run.output in r.inputs for r in trace.ops)
+def _is_data(trace, run):
+    """Whether it is multiplied, or divided by: no mask, which a fused attention and baddbmm take too."""
+    users = [r for r in trace.ops if run.output in r.inputs]
+    return any(r.op in _FACTORS or r.op == "div" and r.inputs[-1] is run.output for r in users)
 
 
 def _masked_before(run):
@@ -73,10 +75,11 @@ def mask_overflows(trace):
     runs = mask_runs(trace)
     if runs:
         run = runs[0]
-        constant = min((low for r in run.spoilt.ranges if r for low in r), default=-math.inf)
+        ranges = [r for r in run.spoilt.ranges if r]
+        constant = max((low for low, high in ranges if low == high), key=abs, default=-math.inf)
         return error(
-            f"A mask constant leaves float16's range: {run.op} makes -inf of {run.spoilt.count} values, and two -inf, or a row "
-            "of nothing else, give nan.",
+            f"A mask constant leaves float16's range: {run.op} makes {run.spoilt.kind} of {run.spoilt.count} values, and a row "
+            "of nothing but masked ones, or one masked twice, gives nan.",
             run.line,
             "scores.masked_fill(mask, float('-inf'))   # never add it; or add the mask to scores.float()",
             constant=constant,
@@ -126,7 +129,7 @@ def eps_rounds_to_zero(trace):
             continue
         f = format_of(run.output.dtype)
         flush = f.flush
-        if run.op in ("add", "sub", "maximum", "clamp"):
+        if run.op in {"add", "sub"} | _LIMITS:
             tiny = [c for c in run.constants if 0 < abs(c) <= flush]
         elif run.op == "to" and run.output.constant == 0:
             tiny = [c for c in run.constants if c]
@@ -140,9 +143,10 @@ def eps_rounds_to_zero(trace):
             tiny = [0.0]
         if tiny and not second_moment(trace, run):
             constant = f"The constant {tiny[0]:g}" if tiny[0] else f"A constant, made {f.name} beforehand,"
+            does = "as a lower limit it lets 0 pass" if run.op in _LIMITS else "added to a zero it leaves 0"
             return error(
-                f"{constant} is 0 in {f.name}: added to a zero it leaves 0, and what it should protect, a "
-                "division, a root or a logarithm, is not protected.",
+                f"{constant} is 0 in {f.name}: {does}, and what it should protect, a division, a root or a logarithm, is not "
+                "protected.",
                 run.line,
                 "x.float() + 1e-8   # or an eps that float16 can hold, such as 1e-3",
                 eps=tiny[0],
@@ -185,8 +189,19 @@ def _squared(run):
 def _is_square(run):
     """Whether it squares a tensor: by a product with itself too, as in einsum('bi,bi->b', x, x)."""
     if run.op == "mul" or run.is_product:
-        return len(run.tensors) == 2 and run.tensors[0] is run.tensors[1]
+        return len(run.tensors) == 2 and _same(*run.tensors)
     return run.op == "square" or run.op == "pow" and (2.0 in run.constants or run.attrs.get("exponent") == 2)
+
+
+def _same(a, b, depth=3):
+    """Whether two values are one, or written out twice, as in (x - m) * (x - m): by at most `depth` ops."""
+    if a is b or a.dtype is b.dtype is None:
+        return a is b or a.constant == b.constant
+    x, y = a.source, b.source
+    if depth == 0 or x is None or y is None or not x.inputs or len(x.inputs) != len(y.inputs):
+        return False
+    alike = (x.op, x.attrs, x.output.shape) == (y.op, y.attrs, y.output.shape)
+    return alike and all(_same(v, w, depth - 1) for v, w in zip(x.inputs, y.inputs, strict=True))
 
 
 def _rooted(trace, run):
@@ -225,8 +240,7 @@ def summed_first(trace):
         if run.inside("backward") or run.inside("grad"):
             continue
         if run.op in _SUMS and run.output.dtype == float16 and run.tensors:
-            terms = run.tensors[0].size // max(run.output.size, 1)
-            if (run.spoilt is not None or terms > 65504) and feeds(trace, run, ("div", "mul", "to")):
+            if (run.spoilt is not None or _terms(run) > 65504) and feeds(trace, run, ("div", "mul", "to")):
                 found.append(run)
         elif run.op == "to" and run.output.dtype == float16 and run.spoilt and run.output.size == 1:
             if run.constants and run.constants[0] > 65504 and feeds(trace, run, ("div",)):
@@ -234,19 +248,26 @@ def summed_first(trace):
     return [run for run in found if not _squared(run) or not _rooted(trace, run)]
 
 
+def _terms(run):
+    """How many values make one of a sum; those of a sum of sums, as in x.sum(0).sum(0), are multiplied."""
+    if run is None or run.op not in _SUMS:
+        return 1
+    return run.tensors[0].size // max(run.output.size, 1) * _terms(run.tensors[0].source)
+
+
 @rule
 def mean_of_too_many(trace):
     runs = summed_first(trace)
     if runs:
         run = runs[0]
-        terms = run.tensors[0].size // max(run.output.size, 1) if run.op in _SUMS else int(run.constants[0])
+        terms = _terms(run) if run.op in _SUMS else int(run.constants[0])
         return error(
             f"A mean by hand over {terms} values sums them up in float16 first: the sum, or the number itself, is infinite "
             "from 65520 on.",
             run.line,
             "x.mean()   # adds up in float32; or x.float().sum() / n",
             terms=terms,
-            largest_term=max((v.largest for v in run.tensors), default=0.0),
+            **({"largest_term": run.tensors[0].largest} if run.op in _SUMS else {}),
             limit=65504.0,
         )
 

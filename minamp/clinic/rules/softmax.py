@@ -24,11 +24,17 @@ def loss_in_half(trace):
         if any(run in below for run in [*softmax_runs(trace), *summed_first(trace)]):
             continue  # those have findings of their own
         made = half[-1].source
+        within = made is not None and made.region is not None
+        where = (
+            "autocast leaves arithmetic and means in half"
+            if within
+            else "or compute the loss inside the autocast region"
+        )
         return error(
             "The loss is computed in float16: it has three decimal digits, is infinite from 65520 on, and so are its "
             "gradients' first factors.",
             made.line if made else backward.line,
-            "loss = loss_fn(output.float(), target)   # or compute the loss inside the autocast region",
+            f"loss = loss_fn(output.float(), target)   # {where}",
             loss=half[-1].largest,
             limit=65504.0,
         )
@@ -77,7 +83,7 @@ def _picked(run):
 def _over_its_sum(run, through):
     """Whether an exponential, taken through those ops, is divided by its own sum."""
     exponential = _source(run.tensors[0], _is_exponential, through)
-    total = _source(run.tensors[1], _is_sum, {"reciprocal", "reshape", "expand", "to", "add", "div"})
+    total = _source(run.tensors[1], _is_sum, {"reciprocal", "mul", "reshape", "expand", "to", "add", "div"})
     return exponential is not None and total is not None and exponential in {total, *total.ancestors()}
 
 
@@ -113,11 +119,13 @@ def softmax_in_half(trace):
         return None
     run = next((r for r in runs if r.spoilt or not r.inputs), runs[0])
     score = max((v.largest for v in run.tensors), default=0.0)
+    weights = run.op in SOFTMAX or _by_hand(run) or _weighted(run)
+    repair = "F.softmax(scores.float(), dim=-1)" if weights else "F.cross_entropy(logits.float(), target)"
     return error(
         "A softmax or cross entropy is computed in float16, outside autocast's protection: probabilities below 3e-8 become 0 "
         "and, in the textbook form, e**x overflows from x = 11.1 on.",
         run.line,
-        "F.cross_entropy(logits.float(), target)   # or call it inside the autocast region",
+        f"{repair}   # or call it inside the autocast region",
         op_runs=len(runs),
         largest_input=score,
         exp_overflows_above=11.0859375,
