@@ -79,13 +79,20 @@ def _clips_in_hooks(trace):
                     yield _by_hand(backward, run), scale, before, {name: g}
         lengths = [backward.after[name].length for name in written]
         if _one_chosen(lengths) and lengths[0] % scale:  # not so in a toy whose gradients are all 1
-            yield replace(backward, name="by hand"), scale, backward.after, backward.after
+            yield replace(backward, name="by hand", within=backward), scale, backward.after, backward.after
 
 
 def _by_hand(call, run):
-    """A clipping by the user's own op as if it were a Call."""
+    """A clipping by the user's own op as if it were a Call: inside the backward, if a hook does it."""
     name = "clip_grad_value_" if run.op in _LIMITS else "by hand"
-    return Call(call.index, call.step, name, 0, run.line, None, None)
+    return Call(call.index, call.step, name, 0, run.line, None, run.within)
+
+
+def _repair(clip, why=""):
+    """The line that repairs a clipping."""
+    if clip.inside("backward"):
+        return "scaler.unscale_(optimizer)   # after backward, and the clipping after that: not in a hook"
+    return f"scaler.unscale_(optimizer)   # before the clipping{why}"
 
 
 def _clips_by_hand(trace):
@@ -101,11 +108,7 @@ def _clips_by_hand(trace):
             for c in trace.calls("scaler.unscale_", "clip_grad_norm_", "clip_grad_value_", "scaler.step")
         ):
             continue
-        runs = [
-            e
-            for e in trace.between(backward, call)
-            if hasattr(e, "op") and any(v.gradient for v in e.inputs) and not e.inside("backward")
-        ]
+        runs = _runs_on_gradients(trace, backward, call)
         limits = [r for r in runs if r.op in _CLAMPS or r.op in _READS and _reads_a_size(r)]
         written = [
             n
@@ -120,10 +123,21 @@ def _clips_by_hand(trace):
             continue
         if limits:
             yield _by_hand(call, limits[0]), scale, backward.after, call.before
-        elif _at_one_limit(backward.after, call.before):  # NumPy's clip is no op of ours
-            yield replace(call, name="clip_grad_value_"), scale, backward.after, call.before
+            continue
+        line = runs[0].line if runs else call.line  # what writes the numbers may be an op
+        if _at_one_limit(backward.after, call.before):  # NumPy's clip is no op of ours
+            yield replace(call, name="clip_grad_value_", line=line), scale, backward.after, call.before
         elif _at_one_length(backward.after, call.before):  # nor are its norms
-            yield replace(call, name="by hand"), scale, backward.after, call.before
+            yield replace(call, name="by hand", line=line), scale, backward.after, call.before
+
+
+def _runs_on_gradients(trace, backward, call):
+    """The user's own ops that take gradients between a backward and a later call."""
+    return [
+        e
+        for e in trace.between(backward, call)
+        if hasattr(e, "op") and any(v.gradient for v in e.inputs) and not e.inside("backward")
+    ]
 
 
 def _at_one_limit(before, after):
@@ -184,7 +198,7 @@ def clip_before_unscale(trace):
                 f"Gradients are clipped while they are still {scale:g} times too large: the limit holds for the scaled ones, "
                 "and after unscaling next to nothing is left.",
                 clip.line,
-                "scaler.unscale_(optimizer)   # before the clipping",
+                _repair(clip),
                 scale=scale,
                 largest_gradient=max((g.largest for g in before.values()), default=0.0),
             )
@@ -218,7 +232,7 @@ def clip_value_hides_overflow(trace):
                 f"Clipping by value makes finite numbers of the infinite gradients of {len(hidden)} parameters before the "
                 "scaler looks for them: the step is taken and the scale stays too high.",
                 clip.line,
-                "scaler.unscale_(optimizer)   # before the clipping: it notes the overflow",
+                _repair(clip, ": it notes the overflow"),
                 scale=scale,
                 parameters=len(hidden),
                 largest_after=max(after[n].largest for n in hidden),
@@ -226,10 +240,11 @@ def clip_value_hides_overflow(trace):
     for look in trace.calls("scaler.unscale_", "scaler.step"):
         hidden = _replaced(trace, look)
         if hidden:
+            runs = _runs_on_gradients(trace, trace.last_backward(look, hidden), look)
             return error(
                 f"Between backward and the scaler's look at them the infinite gradients of {len(hidden)} parameters have become "
                 "finite: the step is taken and the scale stays too high.",
-                look.line,
+                runs[0].line if runs else look.line,
                 "scaler.unscale_(optimizer)   # right after backward: it notes the overflow, and the step is skipped",
                 parameters=len(hidden),
                 largest_after=max(look.before[n].largest for n in hidden),

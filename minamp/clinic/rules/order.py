@@ -10,7 +10,7 @@ from minamp.clinic.rules.clipping import same_factor, still_scaled
 
 
 def _raw_steps(trace):
-    """optimizer.step calls outside scaler.step whose gradients come from a scaled loss."""
+    """(call, whether its gradients are still scaled) of optimizer.step outside scaler.step, after a scaled loss."""
     for call in trace.calls("optimizer.step"):
         if call.inside("scaler.step"):
             continue
@@ -18,20 +18,20 @@ def _raw_steps(trace):
         backward = trace.last_backward(call, names)
         if backward is None or not scale_of(backward)[1]:
             continue
-        if not _unscaled_first(trace, backward, call, names or list(call.before)):
-            yield call
+        names = names or list(call.before)
+        clips = [c for c in trace.calls("clip_grad_norm_", "clip_grad_value_") if set(c.written()) & set(names)]
+        look = next((c for c in clips if backward.index < c.index < call.index), call)
+        still = still_scaled(trace, backward, look, scale_of(backward)[0], names)
+        if still or not _decides(trace, call, names):
+            yield call, still
 
 
-def _unscaled_first(trace, backward, step, names):
-    """Whether the user unscales and decides about the step as well as scaler.step would.
+def _decides(trace, step, names):
+    """Whether the user, whose gradients are unscaled, decides about the step as well as scaler.step would.
 
     Finite gradients, divided by hand, or by unscale_ with an update after it; and no scaler.step in the same iteration.
     """
     if not all(math.isfinite(g.largest) for n, g in step.before.items() if n in names):
-        return False
-    clips = [c for c in trace.calls("clip_grad_norm_", "clip_grad_value_") if set(c.written()) & set(names)]
-    before = next((c for c in clips if backward.index < c.index < step.index), step)
-    if still_scaled(trace, backward, before, scale_of(backward)[0], names):
         return False
     mine = [
         c
@@ -75,16 +75,16 @@ def raw_optimizer_step(trace):
             rate=rate,
             scale=scale,
         )
-    for call in _raw_steps(trace):
+    for call, still in _raw_steps(trace):
         beside = [
             c
             for c in trace.calls("scaler.step")
             if c.facts["optimizer"] == call.owner and c.step == call.step
         ]
         what = "beside scaler.step: the update is made twice" if beside else "instead of scaler.step"
+        lacks = "divides these gradients by the scale or " if still else ""
         return error(
-            f"optimizer.step() is called {what}, although the loss is scaled: nothing divides these gradients by the scale or "
-            "skips the infinite ones.",
+            f"optimizer.step() is called {what}, although the loss is scaled: nothing {lacks}skips the infinite ones.",
             call.line,
             "scaler.step(optimizer)   # and no optimizer.step()",
             largest_gradient=max((g.largest for g in call.before.values()), default=0.0),
@@ -95,10 +95,12 @@ def raw_optimizer_step(trace):
 def update_forgotten(trace):
     steps, updates = trace.calls("scaler.step"), trace.calls("scaler.update")
     twice = trace.fails_with("RuntimeError", "step() has already been called")
-    if twice or steps and not updates and (trace.error is None or "after step()" in trace.error.text):
+    late = trace.fails_with("RuntimeError", "unscale_() is being called after step()")
+    before = late and not steps  # the iteration before those that were observed has left it
+    if twice or before or steps and not updates and (trace.error is None or late):
         return error(
             "scaler.update() is missing after scaler.step(): the next step is refused and the scale never moves.",
-            trace.error.line if trace.error else steps[-1].line,
+            trace.error.line if before else steps[-1].line,
             "scaler.update()   # once, after the last scaler.step of the iteration",
             scaler_steps=len(steps),
             updates=len(updates),

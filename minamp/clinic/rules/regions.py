@@ -1,7 +1,7 @@
 """Autocast regions: what they cover, what they should not, and functions that don't know them."""
 
 from minamp.autocast import custom_fwd
-from minamp.clinic.rules.base import error, rule, short, warning
+from minamp.clinic.rules.base import error, rule, scale_of, short, warning
 from minamp.formats import float32, float64
 
 
@@ -9,11 +9,12 @@ from minamp.formats import float32, float64
 def backward_in_autocast(trace):
     for call in trace.calls("backward", "grad"):
         if call.region is not None:
+            code = "scaler.scale(loss).backward()" if scale_of(call)[1] else "loss.backward()"
             return warning(
-                "backward() runs inside the autocast region. Every op's backward has its forward's format anyway; the region "
+                f"{call.name}() runs inside the autocast region. Every op's backward has its forward's format anyway; the region "
                 "only changes what should be left alone: hooks, autograd.Functions, second derivatives.",
                 call.line,
-                "scaler.scale(loss).backward()   # one indentation less, after the region",
+                f"{code if call.name == 'backward' else 'autograd.grad(...)'}   # one indentation less, after the region",
                 region=str(call.region),
             )
 
