@@ -78,6 +78,17 @@ def attention_that_divides_at_its_end():
     return T().parts()
 
 
+@broken("softmax_in_half")
+def attention_times_one_over_its_sum():
+    class T(Attending):
+        def attend(self, q, k, v):
+            with autocast(enabled=False):
+                e = minamp.exp(q @ k.mT / 4.0)
+                return (e * (1.0 / e.sum(dim=-1, keepdim=True))) @ v
+
+    return T().parts()
+
+
 @broken("mask_overflows")
 def a_mask_made_half_before_training():
     class T(Attending):
@@ -116,6 +127,73 @@ def an_eps_among_the_buffers_of_a_half_network():
     class T(HalfTrainer):
         def network(self):
             return nn.Sequential(nn.Linear(784, 48), nn.ReLU(), Share(), nn.Linear(48, 10)).half()
+
+    return T().parts()
+
+
+@broken("eps_rounds_to_zero")
+def a_lower_limit_that_is_zero():
+    class Share(nn.Module):
+        def forward(self, h):
+            return h / h.abs().mean(dim=-1, keepdim=True).clamp(min=1e-10)
+
+    class T(Trainer):
+        def network(self):
+            return nn.Sequential(nn.Linear(784, 48), nn.ReLU(), Share(), nn.Linear(48, 10))
+
+    return T().parts()
+
+
+@broken("layer_norm_overflows")
+def a_difference_from_the_mean_written_twice():
+    class Standard(nn.Module):
+        def forward(self, h):
+            mean = h.mean(dim=-1, keepdim=True)
+            return (h - mean) / (((h - mean) * (h - mean)).mean(dim=-1, keepdim=True) + 1e-3).sqrt()
+
+    class T(HalfTrainer):
+        def data(self):
+            x, y = digits(32)
+            return 2000.0 * x, y
+
+        def network(self):
+            return nn.Sequential(nn.Linear(784, 48), Standard(), nn.ReLU(), nn.Linear(48, 10)).half()
+
+    return T().parts()
+
+
+class Autoencoder(Trainer):
+    """100 digits of 784 pixels: 78,400 errors."""
+
+    def data(self):
+        return digits(100)
+
+    def network(self):
+        return mlp(784, 16, 784)
+
+    def make_scaler(self):
+        return GradScaler(init_scale=256.0)
+
+    def forward(self):
+        with autocast():
+            out = self.model(self.x)
+        return self.mean((out - self.x.half()).abs()).float()
+
+
+@broken("mean_of_too_many")
+def a_count_made_half():
+    class T(Autoencoder):
+        def mean(self, error):
+            return error.sum() / minamp.tensor(float(error.numel())).half()
+
+    return T().parts()
+
+
+@broken("mean_of_too_many")
+def a_sum_of_sums():
+    class T(Autoencoder):
+        def mean(self, error):
+            return error.sum(dim=1).sum() / error.numel()
 
     return T().parts()
 
@@ -289,6 +367,78 @@ def nan_to_num():
 
 
 # --------------------------------------------------------------------------------------------------------- steps and updates
+
+
+class ScaledByHand(Scaled):
+    def train_step(self):
+        self.optimizer.zero_grad()
+        loss = self.forward()
+        (loss * self.scaler.get_scale()).backward()
+        self.divide()
+        self.optimizer.step()
+        return loss.item()
+
+
+@broken("raw_optimizer_step")
+def multiplied_by_the_scale_and_never_divided():
+    class T(ScaledByHand):
+        def divide(self):
+            pass
+
+    return T().parts()
+
+
+@healthy
+def multiplied_and_divided_by_the_scale():
+    class T(ScaledByHand):
+        def divide(self):
+            for p in self.model.parameters():
+                p.grad.div_(self.scaler.get_scale())
+
+    return T().parts()
+
+
+def descent_on_scaled_gradients(divide):
+    """As PyTorch's tutorials write it, on weights of which the doctor is told nothing."""
+    x, y = digits(32)
+    w = nn.Parameter(0.01 * minamp.randn(784, 10))
+    scaler = GradScaler(init_scale=4096.0)
+
+    def step():
+        w.grad = None
+        with autocast():
+            loss = F.cross_entropy(x @ w, y)
+        scaler.scale(loss).backward()
+        with minamp.no_grad():
+            w.add_(w.grad, alpha=-0.01 / (scaler.get_scale() if divide else 1.0))
+        return loss.item()
+
+    return parts(step, scaler=scaler)
+
+
+@broken("raw_optimizer_step")
+def descent_by_alpha_on_scaled_gradients():
+    return descent_on_scaled_gradients(divide=False)
+
+
+def test_descent_by_alpha_on_unscaled_gradients_is_healthy():
+    it = descent_on_scaled_gradients(divide=True)
+    report = examine(it)
+    assert list(report) == [], told(report)
+
+
+@broken("update_forgotten")
+def an_update_forgotten_before_the_doctor_came():
+    class T(Trainer):
+        def train_step(self):
+            self.optimizer.zero_grad()
+            self.scaler.scale(self.forward()).backward()
+            self.scaler.unscale_(self.optimizer)
+            self.scaler.step(self.optimizer)
+
+    it = T()
+    it.train_step()
+    return it.parts()
 
 
 @broken("raw_optimizer_step")
@@ -531,6 +681,18 @@ def an_optimizer_that_the_doctor_was_not_given():
         optimizer.step()
 
     return parts(step, model)
+
+
+@healthy
+def a_bias_of_the_keys_whose_gradient_is_rounding():
+    class T(Attending):
+        def make_scaler(self):
+            return GradScaler(init_scale=64.0)
+
+        def attend(self, q, k, v):
+            return F.softmax(q @ k.mT / 4.0, dim=-1) @ v
+
+    return T().parts()
 
 
 @healthy
@@ -1035,3 +1197,134 @@ def test_one_value_and_float32_are_not_several_and_float64():
 def test_a_step_whose_weights_nobody_knows_ran_through():
     it = optimizers_of_copies_that_are_made_in_the_step()
     assert "gave no parameter a gradient" in examine(it).advice.text
+
+
+class Added(nn.Module):
+    """A linear layer by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(0.2 * minamp.randn(16, 32)), nn.Parameter(minamp.zeros(32))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+@pytest.mark.parametrize("layer", [lambda: nn.Linear(16, 32), lambda: nn.Conv1d(16, 32, 1), Added])
+def test_a_bias_before_a_batch_norm_has_a_gradient_of_rounding(layer):
+    minamp.manual_seed(0)
+    layer = layer()
+    model = nn.Sequential(layer, nn.Flatten(), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 1))
+    x, y = 1000.0 * minamp.randn(32, 16), minamp.randn(32, 1)
+    x = x.unsqueeze(-1) if isinstance(layer, nn.Conv1d) else x
+    optimizer, scaler = optim.SGD(model.parameters(), lr=0.1), GradScaler(init_scale=64.0)
+
+    def step():
+        optimizer.zero_grad()
+        with autocast():
+            loss = F.mse_loss(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    report = minamp.doctor(step, model, optimizer, scaler)
+    assert list(report) == [], told(report)
+
+
+# --------------------------------------------------------------------------------------------------------------------- the words
+
+
+def first(build):
+    minamp.manual_seed(0)
+    return examine(build())[0]
+
+
+def test_a_loss_in_half_inside_the_region_is_not_sent_there():
+    class T(Trainer):
+        def forward(self):
+            with autocast():
+                return (self.model(self.x) - 1.0).abs().mean()
+
+    assert "inside the autocast region" not in first(lambda: T().parts()).repair
+
+
+@pytest.mark.parametrize(
+    "build, repair",
+    [
+        (attention_times_one_over_its_sum, "F.softmax(scores.float(), dim=-1)"),
+        (log_softmax_written_out, "F.cross_entropy(logits.float(), target)"),
+    ],
+)
+def test_a_softmax_is_repaired_by_what_it_is(build, repair):
+    assert first(build).repair.startswith(repair)
+
+
+def test_a_mask_made_of_ones_is_named_by_its_constant():
+    found = first(a_large_number_subtracted_from_what_is_masked)
+    assert found.evidence["constant"] == 1e30 and "makes inf of" in found.what
+
+
+def test_a_lower_limit_is_added_to_nothing():
+    assert "lower limit" in first(a_lower_limit_that_is_zero).what
+
+
+def test_a_sum_of_sums_counts_all_its_terms():
+    assert first(a_sum_of_sums).evidence["terms"] == 78400
+
+
+def test_without_a_scaler_no_scaler_is_in_the_repair():
+    w = minamp.ones(4, 4).requires_grad_(True)
+
+    def step():
+        with autocast(dtype=minamp.bfloat16):
+            (w @ w).float().sum().backward()
+
+    assert minamp.doctor(step)[0].repair.startswith("loss.backward()")
+
+
+def test_a_hook_is_not_sent_before_the_clipping():
+    assert "not in a hook" in first(a_hook_that_clamps).repair
+    assert "not in a hook" in first(a_hook_that_limits_the_norm).repair
+
+
+def test_where_numbers_of_numpy_are_written_by_an_op():
+    class T(Scaled):
+        def before_step(self):
+            gradients = [p.grad for p in self.model.parameters()]
+            norm = np.sqrt(sum(float((g.numpy().astype(np.float64) ** 2).sum()) for g in gradients))
+            for g in gradients:
+                g.mul_(float(0.25 / norm))
+
+    found = first(lambda: T().parts())
+    assert found.code == "clip_before_unscale" and found.where.endswith("g.mul_(float(0.25 / norm))")
+    assert "in finite: " in first(infinite_gradients_replaced_by_zero).where
+
+
+def test_an_update_is_missing_after_the_step_and_not_where_it_is_missed():
+    class T(Trainer):
+        def train_step(self):
+            self.optimizer.zero_grad()
+            self.scaler.scale(self.forward()).backward()
+            self.scaler.unscale_(self.optimizer)
+            self.scaler.step(self.optimizer)
+
+    assert first(lambda: T().parts()).where.endswith("self.scaler.step(self.optimizer)")
+
+
+@pytest.mark.parametrize("unscaled", [True, False])
+def test_a_raw_step_on_unscaled_gradients_only_lacks_the_skip(unscaled):
+    class T(Trainer):
+        def train_step(self):
+            self.optimizer.zero_grad()
+            self.scaler.scale(self.forward()).backward()
+            if unscaled:
+                self.scaler.unscale_(self.optimizer)
+            self.optimizer.step()
+
+    found = first(lambda: T().parts())
+    assert found.code == "raw_optimizer_step" and ("divides these" in found.what) is not unscaled
+
+
+def test_a_step_without_gradients_is_not_said_to_have_failed():
+    w = minamp.ones(4, 4)
+    assert "did not run through" not in str(minamp.doctor(lambda: w @ w))
