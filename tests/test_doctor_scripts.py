@@ -1325,6 +1325,13 @@ def test_a_raw_step_on_unscaled_gradients_only_lacks_the_skip(unscaled):
     assert found.code == "raw_optimizer_step" and ("divides these" in found.what) is not unscaled
 
 
+def test_weights_that_are_nan_already_are_said():
+    model = mlp(4, 4, 4)
+    model[2].bias.data[1] = float("nan")
+    report = minamp.doctor(lambda: model(minamp.ones(2, 4)).sum().backward(), model)
+    assert "1 of 4 parameters hold inf or nan before the step, 2.bias first" in report.advice.text
+
+
 def test_a_step_without_gradients_is_not_said_to_have_failed():
     w = minamp.ones(4, 4)
     assert "did not run through" not in str(minamp.doctor(lambda: w @ w))

@@ -1,9 +1,11 @@
 """Patient: what was handed to the doctor, checked, and its parameters under names."""
 
+import math
+
 import numpy as np
 
 from minamp import backends, optim
-from minamp.clinic.trace import Parameter, state_shapes
+from minamp.clinic.trace import Parameter, largest, state_shapes
 from minamp.formats import is_floating, is_half
 from minamp.nn.module import Module
 from minamp.tensor import Tensor
@@ -87,7 +89,8 @@ class Patient:
         for name, p in self.parameters.items():
             if p.requires_grad:
                 optimizer, rule = self.rounding.get(id(p), (None, "nearest"))
-                found[name] = Parameter(name, p.dtype, p.shape, optimizer, master=rule == "master")
+                finite = math.isfinite(largest(p._data))
+                found[name] = Parameter(name, p.dtype, p.shape, optimizer, rule == "master", finite)
         return found
 
     def half_weights(self, optimizer=None):

@@ -149,6 +149,7 @@ class Parameter:
     shape: tuple
     optimizer: int | None = None  # id of the optimizer that holds it
     master: bool = False
+    finite: bool = True
 
 
 @dataclass(eq=False)

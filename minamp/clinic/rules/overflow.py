@@ -30,7 +30,7 @@ def mask_runs(trace):
 
 
 def _is_data(trace, run):
-    """Whether it is multiplied, or divided by: no mask, which a fused attention and baddbmm take too."""
+    """Whether it is multiplied, or divided by: no mask, although a fused attention and baddbmm take masks."""
     users = [r for r in trace.ops if run.output in r.inputs]
     return any(r.op in _FACTORS or r.op == "div" and r.inputs[-1] is run.output for r in users)
 
