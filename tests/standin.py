@@ -231,7 +231,7 @@ def _function(name):
 
 MODULE = types.SimpleNamespace(ndarray=ndarray)
 for _n in (
-    "abs sign exp log log1p expm1 log2 log10 sqrt tanh sin cos maximum minimum remainder floor_divide where isfinite isnan isinf "
+    "abs exp log log1p expm1 log2 log10 sqrt tanh sin cos maximum minimum remainder floor_divide where isfinite isnan isinf "
     "round floor ceil copysign clip zeros_like ones_like full_like max min prod argmax argmin argsort cumsum cumprod "
     "concatenate take tril triu zeros full arange tri flip"
 ).split():
@@ -258,6 +258,12 @@ for _n in "reshape transpose swapaxes moveaxis broadcast_to ascontiguousarray".s
 def _module(function):
     setattr(MODULE, function.__name__, function)
     return function
+
+
+@_module
+def sign(x):
+    """CuPy's is 0 for nan."""
+    return _kernel(lambda a: np.subtract(a > 0, a < 0, dtype=a.dtype), x)
 
 
 @_module

@@ -74,7 +74,7 @@ def _keep_freed_memory():
 
 _keep_freed_memory()
 
-abs, sign = np.abs, np.sign
+abs = np.abs
 exp, log, sqrt, tanh, sin, cos = np.exp, np.log, np.sqrt, np.tanh, np.sin, np.cos
 log1p, expm1, log2, log10 = np.log1p, np.expm1, np.log2, np.log10
 maximum, minimum = np.maximum, np.minimum
@@ -234,6 +234,11 @@ def clamp(x, min=None, max=None):
 def sigmoid(x):
     e = np.exp(-np.abs(x))  # at most 1, so nothing overflows and small results keep their digits
     return where(x >= 0, 1.0, e) / (1.0 + e)
+
+
+def sign(x):
+    """-1, 0 or 1; 0 for nan, as in PyTorch and CuPy."""
+    return np.subtract(x > 0, x < 0, dtype=x.dtype)
 
 
 def remainder(a, b):

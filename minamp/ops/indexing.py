@@ -204,6 +204,8 @@ class embedding:
         ids = input._data
         if ids.dtype.kind not in "iu":
             raise RuntimeError(f"embedding: ids must be integers, these are {ids.dtype}: use input.long()")
+        if weight.ndim != 2:
+            raise RuntimeError(f"embedding: weight must be (num, dim), this one has shape {weight.shape}")
         num = weight.shape[0]
         # on a GPU the check would wait for the device
         if backends.of(ids).name == "cpu" and ids.size and not (0 <= ids.min() and ids.max() < num):

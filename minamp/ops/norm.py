@@ -10,7 +10,7 @@ from minamp.formats import float32, is_floating, is_half
 from minamp.op import FP32, FP32_APPEND_DTYPE, FP32_SET_OPT_DTYPE, NOT_LISTED, composite, op
 from minamp.ops.elementwise import maximum
 from minamp.ops.reduce import dims_of, mean, over, var
-from minamp.ops.shape import dim_of, expand
+from minamp.ops.shape import expand
 
 # -------------------------------------------------------------------------------------------------------------- vector norms
 
@@ -42,7 +42,7 @@ def _norm_vjp(m, g, x, ord, dim, keepdim):
     if abs(ord) == math.inf:
         best = (m.abs(x) == y) + (x != x)  # nan is the extreme wherever there is one
         best = m.where(best, m.ones_like(x), m.zeros_like(x))
-        return g * m.sign(x) * (best / m.sum(best, dim, True))  # equal ones share
+        return g * m.where(x != x, x, m.sign(x)) * (best / m.sum(best, dim, True))  # equal ones share
     # Where the slope is not defined, divide by 1 and take 0 in the end: no 0 / 0 and no 0 ** -1 in any gradient of this.
     zero = y == 0 if ord == 2 else (x == 0) + (y == 0)
     one = m.ones_like(x)
@@ -107,7 +107,7 @@ class cosine_similarity:
                 f"cosine_similarity: shapes {x1.shape} and {x2.shape} don't broadcast: sizes must be equal or 1"
             ) from None
         x1, x2 = expand(x1, shape), expand(x2, shape)
-        return (x1, x2), {"dim": dim_of("cosine_similarity", x1, dim), "eps": eps}
+        return (x1, x2), {"dim": dims_of("cosine_similarity", x1, dim), "eps": eps}
 
     def forward(m, x1, x2, *, dim, eps):
         return m.sum(_unit(m, x1, dim, eps)[0] * _unit(m, x2, dim, eps)[0], dim)
@@ -121,17 +121,17 @@ class cosine_similarity:
 
 def _unit(m, x, dim, eps):
     """x over its length (at least eps), and that length."""
-    length = m.maximum(m.vector_norm(x, 2, (dim,), True), eps)
+    length = m.maximum(m.vector_norm(x, 2, dim, True), eps)
     return x / length, length
 
 
 def _cosine_vjp(m, g, a, b, dim, eps):
     """The part of b's direction that is across a, over a's length; a shorter than eps has a direction too, as in PyTorch."""
     (ua, length), (ub, _) = _unit(m, a, dim, eps), _unit(m, b, dim, eps)
-    norm = m.vector_norm(a, 2, (dim,), True)
+    norm = m.vector_norm(a, 2, dim, True)
     along = a / m.where(norm == 0, m.ones_like(norm), norm)
     g = m.reshape(g, length.shape)
-    return g * (ub - along * m.sum(ua * ub, (dim,), True)) / length
+    return g * (ub - along * m.sum(ua * ub, dim, True)) / length
 
 
 # ------------------------------------------------------------------------------------------------------------------ logsumexp

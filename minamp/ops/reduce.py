@@ -3,7 +3,10 @@
 import math
 from collections import namedtuple
 
+import numpy as np
+
 from minamp.arguments import check_floating
+from minamp.formats import is_floating
 from minamp.op import FP32_SET_OPT_DTYPE, NOT_LISTED, composite, op
 from minamp.ops.elementwise import maximum, minimum
 from minamp.ops.scatter import gather
@@ -14,7 +17,7 @@ max_ = max  # the builtin; the op of that name is declared below
 
 
 def dims_of(name, x, dim):
-    """`dim` (int, tuple, list or None) as a tuple of non-negative ints; IndexError names the op."""
+    """`dim` (int, tuple, list or None) as a tuple of non-negative ints; IndexError or RuntimeError names the op."""
     if dim is None:
         return tuple(range(x.ndim))
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
@@ -23,7 +26,15 @@ def dims_of(name, x, dim):
     for d in dims:
         if not -max_(x.ndim, 1) <= d < max_(x.ndim, 1):
             raise IndexError(f"{name}: dim {d} is out of range for a tensor of shape {x.shape}")
-    return tuple(d % x.ndim for d in dims) if x.ndim else ()
+    dims = tuple(d % max_(x.ndim, 1) for d in dims)
+    if len(set(dims)) < len(dims):
+        raise RuntimeError(f"{name}: dim {dim} names a dimension of shape {x.shape} twice")
+    return dims if x.ndim else ()
+
+
+def counted(m, y, dtype):
+    """A sum or product of integers, which is int64, in the integer dtype that was asked for."""
+    return y if dtype is None or is_floating(np.dtype(dtype)) else m.cast(y, dtype)
 
 
 def over(m, g, shape, dim, keepdim):
@@ -41,7 +52,7 @@ class sum:
         return (x,), {"dim": dims_of("sum", x, dim), "keepdim": keepdim, "dtype": dtype}
 
     def forward(m, x, *, dim, keepdim, dtype):
-        return m.sum(x, dim, keepdim)
+        return counted(m, m.sum(x, dim, keepdim), dtype)
 
     def vjp_x(m, g, x_shape, dim, keepdim):
         return over(m, g, x_shape, dim, keepdim)
@@ -113,10 +124,10 @@ def _of_something(name, x, dim):
 
 
 class _Extreme:
-    """What amax and amin have in common: those of x that equal the extreme y share its gradient."""
+    """What amax and amin have in common: those of x that equal the extreme y, or are nan as it is, share its gradient."""
 
     def vjp_x(m, g, x, y, dim, keepdim):
-        best = x == over(m, y, x.shape, dim, keepdim)
+        best = (x == over(m, y, x.shape, dim, keepdim)) + (x != x)
         share = m.where(best, m.ones_like(x), m.zeros_like(x))
         return over(m, g, x.shape, dim, keepdim) * share / m.sum(share, dim, True)
 

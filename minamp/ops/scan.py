@@ -1,6 +1,7 @@
 """Running sums and products. Gradients of products divide by nothing, so zeros in the input are no special case."""
 
 from minamp.op import FP32_SET_OPT_DTYPE, NOT_LISTED, op
+from minamp.ops.reduce import counted
 from minamp.ops.shape import dim_of, reshape
 
 
@@ -22,7 +23,7 @@ class cumsum:
         return (input,), {"dim": dim_of("cumsum", input, dim), "dtype": dtype}
 
     def forward(m, x, *, dim, dtype):
-        return m.cumsum(x, dim)
+        return counted(m, m.cumsum(x, dim), dtype)
 
     def vjp_x(m, g, dim):
         return _reversed(m, m.cumsum, g, dim) if g.ndim else g
@@ -39,7 +40,7 @@ class cumprod:
         return (input,), {"dim": dim_of("cumprod", input, dim), "dtype": dtype}
 
     def forward(m, x, *, dim, dtype):
-        return m.cumprod(x, dim)
+        return counted(m, m.cumprod(x, dim), dtype)
 
     def vjp_x(m, g, x, dim):
         if not x.ndim or not x.shape[dim]:
@@ -89,7 +90,7 @@ class prod:
         return (input,), {"dim": dim, "keepdim": keepdim, "dtype": dtype}
 
     def forward(m, x, *, dim, keepdim, dtype):
-        return m.prod(x, dim, keepdim)
+        return counted(m, m.prod(x, dim, keepdim), dtype)
 
     def vjp_x(m, g, x, dim, keepdim):
         if not keepdim:
