@@ -47,6 +47,7 @@ from minamp.create import (
 from minamp.debug import debug
 from minamp.formats import bfloat16, float8_e4m3fn, float8_e5m2, float16, float32, float64
 from minamp.formats import format_of as finfo
+from minamp.methods import ALIASES as _ALIASES
 from minamp.methods import OPS as _OPS
 from minamp.promotion import result_type
 from minamp.record import enable_grad, inference_mode, is_grad_enabled, no_grad, set_grad_enabled
@@ -64,7 +65,8 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name):
-    """minamp.exp, minamp.matmul, ...: every op under its name; and what few scripts need, imported when it is asked for."""
+    """minamp.exp, minamp.matmul, ...: every op under its names; and what few scripts need, imported when it is asked for."""
+    name = _ALIASES.get(name, name)
     if name in _OPS:
         return _OPS[name]
     if name == "doctor":

@@ -21,6 +21,29 @@ def refuse_strangers(op, names, args, on_gpu):
             raise no_tensor(op, name, a, ", device='cuda'" if on_gpu else "")
 
 
+def spelled(names, starred, args, kwargs):
+    """A call spelled as PyTorch does, for a function of the arguments `names` and of *`starred` (or None): (args, kwargs).
+
+    `input` and `other` name the first two, axis means dim and keepdims keepdim; *sizes may come as sizes=.
+    """
+    for theirs, i in (("input", 0), ("other", 1)):
+        if theirs in kwargs and theirs not in names and i < len(names):
+            kwargs[names[i]] = kwargs.pop(theirs)
+    for theirs, ours in (("axis", "dim"), ("keepdims", "keepdim")):
+        if theirs in kwargs and ours in names:
+            kwargs[ours] = kwargs.pop(theirs)
+    if starred in kwargs:
+        before = (kwargs.pop(name) for name in names[len(args) :] if name in kwargs)
+        args = (*args, *before, kwargs.pop(starred))
+    return args, kwargs
+
+
+def starred_name(code):
+    """The name of the *argument of a function, given its code; None if it has none."""
+    named = code.co_argcount + code.co_kwonlyargcount
+    return code.co_varnames[named] if code.co_flags & 0x04 else None
+
+
 def check_number(owner, name, value):
     """TypeError for an option that has to be a number: "1e-3" from a settings file is none."""
     if not isinstance(value, (int, float, np.number, Tensor)):

@@ -19,11 +19,20 @@ from minamp.tensor import Tensor
 
 
 @announced("grad")
-def grad(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=False, allow_unused=False):
+def grad(
+    outputs,
+    inputs,
+    grad_outputs=None,
+    retain_graph=None,
+    create_graph=False,
+    only_inputs=True,
+    allow_unused=False,
+):
     """d(outputs)/d(inputs) as a tuple of Tensors; no .grad is touched, as torch.autograd.grad.
 
     outputs, inputs: a Tensor or a sequence. grad_outputs: needed for outputs that are not scalars.
     RuntimeError if an input was not used, unless allow_unused=True (then None).
+    only_inputs is taken and without effect, as in PyTorch.
     """
     outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 
 from minamp.formats import float32, float64, format_of, is_floating
-from minamp.numbers import check_fits, check_integers, numbers, sizes
+from minamp.numbers import check_fits, check_integers, numbers, sized, sizes
 from minamp.tensor import Tensor
 
 int64 = np.dtype(np.int64)
@@ -62,11 +62,13 @@ def normal(name, shape, dtype):
     return generator().standard_normal(shape, float64 if dtype == float64 else float32)
 
 
+@sized
 def zeros(*size, dtype=float32, device=None, requires_grad=False):
     """Zeros; sizes as ints or one tuple."""
     return full(sizes("zeros", size), 0, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
+@sized
 def ones(*size, dtype=float32, device=None, requires_grad=False):
     """Ones; sizes as ints or one tuple."""
     return full(sizes("ones", size), 1, dtype=dtype, device=device, requires_grad=requires_grad)
@@ -82,14 +84,17 @@ def full(size, fill_value, *, dtype=None, device=None, requires_grad=False):
     return _new(filled, dtype, device, requires_grad)
 
 
+@sized
 def empty(*size, dtype=float32, device=None, requires_grad=False):
     """Zeros: memory whose contents don't matter."""
     return zeros(sizes("empty", size), dtype=dtype, device=device, requires_grad=requires_grad)
 
 
-def arange(start, end=None, step=1, *, dtype=None, device=None, requires_grad=False):
+def arange(start=None, end=None, step=1, *, dtype=None, device=None, requires_grad=False):
     """start, start + step, ... below end: int64 for ints, float32 if any is a float."""
-    start, end = (0, start) if end is None else (start, end)
+    start, end = (0, start) if end is None else (0 if start is None else start, end)
+    if end is None:
+        raise TypeError("arange: needs an end: give arange(end) or arange(start, end)")
     if not step or not math.isfinite(end - start):
         raise RuntimeError(
             f"arange: from {start} to {end} by {step} has no end: give finite ends and a step that is not 0"
@@ -112,30 +117,34 @@ def eye(n, m=None, *, dtype=float32, device=None, requires_grad=False):
     return _new(np.eye(*sizes("eye", (n, n if m is None else m))), dtype, device, requires_grad)
 
 
+@sized
 def randn(*size, dtype=float32, device=None, requires_grad=False):
     """Standard normal values."""
     dtype = np.dtype(dtype)
     return _new(normal("randn", sizes("randn", size), dtype), dtype, device, requires_grad)
 
 
+@sized
 def rand(*size, dtype=float32, device=None, requires_grad=False):
     """Uniform values in [0, 1)."""
     dtype = np.dtype(dtype)
     return _new(uniform("rand", sizes("rand", size), dtype), dtype, device, requires_grad)
 
 
-def randint(low, high, size=None, *, dtype=int64, device=None):
+def randint(low=0, high=None, size=None, *, dtype=int64, device=None, requires_grad=False):
     """Integers in [low, high); randint(high, size) counts from 0."""
-    low, high, size = (0, low, high) if size is None else (low, high, size)
+    low, high, size = (
+        (0, low, high) if size is None else (0, low, size) if high is None else (low, high, size)
+    )
     if not low < high:
         raise RuntimeError(f"randint: no integers lie in [{low}, {high}): give low < high")
-    return _new(generator().integers(low, high, sizes("randint", (size,))), dtype, device, False)
+    return _new(generator().integers(low, high, sizes("randint", (size,))), dtype, device, requires_grad)
 
 
-def randperm(n, *, device=None):
+def randperm(n, *, dtype=int64, device=None, requires_grad=False):
     """The integers below n in random order."""
     (n,) = sizes("randperm", (n,))
-    return _new(generator().permutation(n), int64, device, False)
+    return _new(generator().permutation(n), dtype, device, requires_grad)
 
 
 def from_numpy(array):
@@ -145,26 +154,40 @@ def from_numpy(array):
     return Tensor(numbers("from_numpy", array))
 
 
-def zeros_like(x, *, dtype=None, requires_grad=False):
-    """Zeros in the shape and dtype of x."""
-    return zeros(x.shape, dtype=dtype or x.dtype, device=x.device, requires_grad=requires_grad)
+def zeros_like(input, *, dtype=None, device=None, requires_grad=False):
+    """Zeros in the shape and dtype of input."""
+    return zeros(
+        input.shape, dtype=dtype or input.dtype, device=device or input.device, requires_grad=requires_grad
+    )
 
 
-def ones_like(x, *, dtype=None, requires_grad=False):
-    """Ones in the shape and dtype of x."""
-    return ones(x.shape, dtype=dtype or x.dtype, device=x.device, requires_grad=requires_grad)
+def ones_like(input, *, dtype=None, device=None, requires_grad=False):
+    """Ones in the shape and dtype of input."""
+    return ones(
+        input.shape, dtype=dtype or input.dtype, device=device or input.device, requires_grad=requires_grad
+    )
 
 
-def full_like(x, fill_value, *, dtype=None, requires_grad=False):
-    """`fill_value` in the shape and dtype of x."""
-    return full(x.shape, fill_value, dtype=dtype or x.dtype, device=x.device, requires_grad=requires_grad)
+def full_like(input, fill_value, *, dtype=None, device=None, requires_grad=False):
+    """`fill_value` in the shape and dtype of input."""
+    return full(
+        input.shape,
+        fill_value,
+        dtype=dtype or input.dtype,
+        device=device or input.device,
+        requires_grad=requires_grad,
+    )
 
 
-def randn_like(x, *, dtype=None, requires_grad=False):
-    """Standard normal values in the shape and dtype of x."""
-    return randn(x.shape, dtype=dtype or x.dtype, device=x.device, requires_grad=requires_grad)
+def randn_like(input, *, dtype=None, device=None, requires_grad=False):
+    """Standard normal values in the shape and dtype of input."""
+    return randn(
+        input.shape, dtype=dtype or input.dtype, device=device or input.device, requires_grad=requires_grad
+    )
 
 
-def rand_like(x, *, dtype=None, requires_grad=False):
-    """Uniform values in the shape and dtype of x."""
-    return rand(x.shape, dtype=dtype or x.dtype, device=x.device, requires_grad=requires_grad)
+def rand_like(input, *, dtype=None, device=None, requires_grad=False):
+    """Uniform values in the shape and dtype of input."""
+    return rand(
+        input.shape, dtype=dtype or input.dtype, device=device or input.device, requires_grad=requires_grad
+    )

@@ -2,6 +2,25 @@
 
 import numpy as np
 
+# PyTorch's second names: functions of minamp, and methods where the op is one
+ALIASES = {
+    "absolute": "abs",
+    "negative": "neg",
+    "subtract": "sub",
+    "multiply": "mul",
+    "divide": "div",
+    "true_divide": "div",
+    "clip": "clamp",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "less": "lt",
+    "less_equal": "le",
+    "not_equal": "ne",
+    "swapaxes": "transpose",
+    "swapdims": "transpose",
+    "concat": "cat",
+    "concatenate": "cat",
+}
 OPS = {}  # every op, and every function made of ops, by its name; @op and @composite in minamp/op.py fill it
 
 
@@ -83,6 +102,7 @@ class Methods:
     addcmul, addcdiv, maximum, minimum = (_method(n) for n in ("addcmul", "addcdiv", "maximum", "minimum"))
     round, floor, ceil = (_method(n) for n in ("round", "floor", "ceil"))
     neg_, clamp_, addcmul_, addcdiv_ = (_inplace(n) for n in ("neg", "clamp", "addcmul", "addcdiv"))
+    abs_, sign_, round_, floor_, ceil_ = (_inplace(n) for n in ("abs", "sign", "round", "floor", "ceil"))
     # exponential.py
     __pow__, __rpow__ = _method("pow"), _reflected("pow")
     __ipow__ = pow_ = _inplace("pow")
@@ -91,17 +111,30 @@ class Methods:
     )
     exp, expm1, log, log1p = (_method(n) for n in ("exp", "expm1", "log", "log1p"))
     log2, log10, sin, cos = (_method(n) for n in ("log2", "log10", "sin", "cos"))
-    exp_, sqrt_, square_ = (_inplace(n) for n in ("exp", "sqrt", "square"))
+    exp_, sqrt_, square_, rsqrt_ = (_inplace(n) for n in ("exp", "sqrt", "square", "rsqrt"))
+    reciprocal_, expm1_, log_, log1p_ = (_inplace(n) for n in ("reciprocal", "expm1", "log", "log1p"))
+    log2_, log10_, sin_, cos_ = (_inplace(n) for n in ("log2", "log10", "sin", "cos"))
     # compare.py
     __eq__, __ne__ = _equality("eq"), _equality("ne")
     __lt__, __le__, __gt__, __ge__ = _method("lt"), _method("le"), _method("gt"), _method("ge")
     __and__, __or__, __xor__ = _method("bitwise_and"), _method("bitwise_or"), _method("bitwise_xor")
-    __invert__ = _method("bitwise_not")
+    __rand__, __ror__, __rxor__ = (
+        _reflected("bitwise_and"),
+        _reflected("bitwise_or"),
+        _reflected("bitwise_xor"),
+    )
+    __iand__ = bitwise_and_ = _inplace("bitwise_and")
+    __ior__ = bitwise_or_ = _inplace("bitwise_or")
+    __ixor__ = bitwise_xor_ = _inplace("bitwise_xor")
+    __invert__, bitwise_not_ = _method("bitwise_not"), _inplace("bitwise_not")
+    bitwise_and, bitwise_or, bitwise_xor, bitwise_not = (
+        _method(n) for n in ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not")
+    )
     eq, ne, lt, le, gt, ge = (_method(n) for n in ("eq", "ne", "lt", "le", "gt", "ge"))
     isfinite, isnan, isinf = (_method(n) for n in ("isfinite", "isnan", "isinf"))
     # activations.py
     tanh, sigmoid, relu, prelu, erf = (_method(n) for n in ("tanh", "sigmoid", "relu", "prelu", "erf"))
-    tanh_, sigmoid_, relu_ = (_inplace(n) for n in ("tanh", "sigmoid", "relu"))
+    tanh_, sigmoid_, relu_, erf_ = (_inplace(n) for n in ("tanh", "sigmoid", "relu", "erf"))
     # matmul.py
     __matmul__, __rmatmul__ = _method("matmul"), _reflected("matmul")
     matmul = _method("matmul")
@@ -123,9 +156,11 @@ class Methods:
     # arrange.py
     topk, sort, argsort = (_method(n) for n in ("topk", "sort", "argsort"))
     tril, triu, flip = (_method(n) for n in ("tril", "triu", "flip"))
+    tril_, triu_ = _inplace("tril"), _inplace("triu")
     split, chunk, unbind = (_method(n) for n in ("split", "chunk", "unbind"))
     # scan.py
     cumsum, cumprod, prod = (_method(n) for n in ("cumsum", "cumprod", "prod"))
+    cumsum_, cumprod_ = _inplace("cumsum"), _inplace("cumprod")
     # norm.py
     norm, logsumexp, std = (_method(n) for n in ("norm", "logsumexp", "std"))
     # normalize.py
@@ -138,3 +173,9 @@ class Methods:
         _method(n) for n in ("view", "expand", "squeeze", "unsqueeze", "t")
     )
     repeat = _method("repeat")
+
+
+for _alias, _name in ALIASES.items():
+    for _end in ("", "_"):
+        if hasattr(Methods, _name + _end):
+            setattr(Methods, _alias + _end, getattr(Methods, _name + _end))

@@ -1,5 +1,6 @@
 """What a tensor can be made of: numbers and bools, those that a dtype can hold, and sizes."""
 
+import functools
 import math
 import operator
 
@@ -27,6 +28,16 @@ def sizes(name, size):
     if any(n < 0 for n in size):
         raise RuntimeError(f"{name}: size {size} has a negative number: give 0 or more")
     return size
+
+
+def sized(function):
+    """Decorator for a function of *size: its sizes may come as size=, too."""
+
+    @functools.wraps(function)
+    def made(*args, size=None, **options):
+        return function(*args, *(() if size is None else (size,)), **options)
+
+    return made
 
 
 def check_fits(name, value, dtype):

@@ -23,7 +23,7 @@ import functools
 import numpy as np
 
 from minamp import backends
-from minamp.arguments import PLAIN, bound, missing_attribute, refuse_strangers
+from minamp.arguments import PLAIN, bound, missing_attribute, refuse_strangers, spelled, starred_name
 from minamp.autocast import state as autocast_state
 from minamp.backends import cpu
 from minamp.devices import same_device
@@ -109,6 +109,7 @@ class Op:
         code = (self.call or self.forward).__code__
         # what users can name: without the namespace, which only forward takes
         self.names = code.co_varnames[self.call is None : code.co_argcount + code.co_kwonlyargcount]
+        self.starred = starred_name(self.call.__code__) if self.call else None
         self.closed = not code.co_flags & 0x08  # has no **argument
         self._plans = {}
         if OPS.setdefault(name, self) is not self:
@@ -122,9 +123,10 @@ class Op:
 
     def __call__(self, *args, **attrs):
         if attrs:
-            if "out" in attrs:
-                return self._into(attrs.pop("out"), args, attrs)
+            out = attrs.pop("out", None)
             args, attrs = self._by_name(args, attrs)
+            if out is not None:
+                return self._into(out, args, attrs)
         if self.call is not None:
             args, attrs = self._called(args, attrs)
         state = autocast_state
@@ -133,16 +135,11 @@ class Op:
         return self._run(args, attrs)
 
     def _by_name(self, args, attrs):
-        """Arguments given by their names, at their places; `input` and `other` name the first two, and axis means dim."""
-        names = self.names
-        for torch_name, i in (("input", 0), ("other", 1)):
-            if torch_name in attrs and torch_name not in names and i < len(names):
-                attrs[names[i]] = attrs.pop(torch_name)
-        if "axis" in attrs and "dim" in names:
-            attrs["dim"] = attrs.pop("axis")
+        """Arguments given by their names, PyTorch's too: as `call` takes them, or at their places without one."""
+        args, attrs = spelled(self.names, self.starred, args, attrs)
         for name in attrs:
-            if name not in names and self.closed:
-                raise TypeError(f"{self.name}: takes {', '.join(names)}, and no argument named {name!r}")
+            if name not in self.names and self.closed:
+                raise TypeError(f"{self.name}: takes {', '.join(self.names)}, and no argument named {name!r}")
         if self.call is None:
             args = list(args)
             while len(args) < len(self.params) and self.params[len(args)] in attrs:
@@ -151,6 +148,8 @@ class Op:
 
     def plain(self, *args, **attrs):
         """The op outside every autocast region (in-place forms)."""
+        if attrs:
+            args, attrs = self._by_name(args, attrs)
         if self.call is not None:
             args, attrs = self._called(args, attrs)
         return self._run(args, attrs)
@@ -163,11 +162,10 @@ class Op:
 
     def _into(self, out, args, attrs):
         """The out= form: never autocast, as in PyTorch, and never recorded."""
-        if out is None:
-            return self(*args, **attrs)
-        if grad_mode.enabled and any(isinstance(a, Tensor) and a.requires_grad for a in (*args, out)):
+        given = (*args, *attrs.values())
+        if grad_mode.enabled and any(isinstance(a, Tensor) and a.requires_grad for a in (*given, out)):
             raise RuntimeError(f"{self.name}: out= can't be recorded: leave it out, or use minamp.no_grad()")
-        same_device(self.name, **{str(i): a for i, a in enumerate(args) if getattr(a, "ndim", 0)}, out=out)
+        same_device(self.name, **{str(i): a for i, a in enumerate(given) if getattr(a, "ndim", 0)}, out=out)
         result = self.plain(*args, **attrs)
         if (result.dtype, result.shape) != (out.dtype, out.shape):
             raise RuntimeError(
@@ -492,8 +490,13 @@ def _is_new(gx, g, env):
 def composite(function):
     """Enter a function made of ops in OPS too: a Tensor method, and usable in gradients. Its ops are autocast one by one."""
 
+    code = function.__code__
+    names, starred = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], starred_name(code)
+
     @functools.wraps(function)
     def composed(*args, **kwargs):
+        if kwargs:
+            args, kwargs = spelled(names, starred, args, kwargs)
         try:
             return function(*args, **kwargs)
         except AttributeError as error:

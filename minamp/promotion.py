@@ -11,7 +11,7 @@ def is_float(a):
 
 
 def result_type(*tensors):
-    """torch's type promotion: a 0-dim tensor widens no tensor with dimensions, unless it is of a higher kind.
+    """torch's type promotion: a 0-dim tensor widens no tensor with dimensions, and a number no tensor, unless of a higher kind.
 
     Kinds, lowest first: bool, integer, floating. float16 with bfloat16 gives float32.
     """
@@ -32,8 +32,15 @@ def result_type(*tensors):
                 out = np.promote_types(out, d)
         return out
 
-    dimensioned = join(t.dtype for t in tensors if t.ndim)
-    scalars = join(t.dtype for t in tensors if not t.ndim)
-    if dimensioned is None or scalars is None:
-        return dimensioned or scalars
-    return scalars if kind(scalars) > kind(dimensioned) else dimensioned
+    numbers = [x for x in tensors if isinstance(x, bool | int | float)]
+    tensors = [x for x in tensors if not isinstance(x, bool | int | float)]
+    out = None
+    for dtypes in (
+        (t.dtype for t in tensors if t.ndim),
+        (t.dtype for t in tensors if not t.ndim),
+        (float32 if isinstance(n, float) else np.dtype(type(n)) for n in numbers),
+    ):
+        found = join(dtypes)
+        if out is None or found is not None and kind(found) > kind(out):
+            out = found
+    return out

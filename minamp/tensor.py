@@ -11,7 +11,7 @@ from minamp.devices import same_device
 from minamp.formats import bfloat16, float16, float32, float64, is_floating, is_half, widen
 from minamp.keys import ints_first, picks, plain_key
 from minamp.methods import OPS, Methods
-from minamp.numbers import check_fits, check_integers, numbers, sizes
+from minamp.numbers import check_fits, check_integers, numbers, sized, sizes
 from minamp.record import grad_mode, leaf_node, run_backward
 
 _UNSAID = (float32, np.dtype(np.int64), np.dtype(np.bool_))  # dtypes that values show by themselves
@@ -149,8 +149,13 @@ class Tensor(Methods):
         data = host(self._data)
         return widen(data).tolist() if self.dtype == bfloat16 else data.tolist()
 
-    def numpy(self):
-        """The array, sharing memory. RuntimeError while gradients are recorded: use x.detach().numpy()."""
+    def numpy(self, *, force=False):
+        """The array, sharing memory; force=True: x.detach().cpu() first.
+
+        RuntimeError while gradients are recorded: use x.detach().numpy().
+        """
+        if force:
+            return self.detach().cpu().numpy()
         if self.requires_grad:
             raise RuntimeError(
                 "numpy() on a tensor that requires grad would lose its history: use x.detach().numpy()"
@@ -194,6 +199,10 @@ class Tensor(Methods):
 
     def __iter__(self):
         return (self[i] for i in range(len(self)))
+
+    def __contains__(self, value):
+        """Whether any element equals `value`."""
+        return bool((self == value).any())
 
     __hash__ = object.__hash__
 
@@ -340,12 +349,14 @@ class Tensor(Methods):
         self._node = None
         return self
 
-    def to(self, *args, dtype=None, device=None, copy=False, **_ignored):
-        """This tensor in another dtype and/or on another device: x.to(float16), x.to('cpu'), x.to(other).
+    def to(self, *args, dtype=None, device=None, non_blocking=False, copy=False):
+        """This tensor in another dtype and/or on another device: x.to(float16), x.to('cpu'), x.to('cpu', float16), x.to(other).
+
+        Two bools after these are non_blocking, which has no effect, and copy.
 
         Changes are the ops `to` and `to_device`, recorded like any other; no change returns x itself unless copy=True.
         """
-        dtype, device = to_arguments(args, dtype, device)
+        dtype, device, copy = to_arguments(args, dtype, device, copy)
         out = self if dtype is None or dtype == self.dtype else OPS["to"](self, dtype)
         if device is not None and not out.device.same(device):
             out = OPS["to_device"](out, device)
@@ -393,8 +404,8 @@ class Tensor(Methods):
     def cpu(self):
         return self.to("cpu")
 
-    def cuda(self, device="cuda"):
-        return self.to(device)
+    def cuda(self, device=None, non_blocking=False):
+        return self.to("cuda" if device is None else device)
 
     # -- in-place writes
 
@@ -441,7 +452,7 @@ class Tensor(Methods):
         # never autocast, and `key` may hold slices: past index_put's own argument checks
         self._write(OPS["index_put"]._run((self, value), {"key": key, "accumulate": False}), name)
 
-    def copy_(self, other):
+    def copy_(self, other, non_blocking=False):
         """Write `other` (broadcast, cast to this dtype) here. What was here before then has a gradient of 0."""
         other = other if isinstance(other, Tensor) else Tensor(numbers("copy_", other))
         result = OPS["expand"].plain(other.to(self.device), self.shape)
@@ -466,22 +477,24 @@ class Tensor(Methods):
     def zero_(self):
         return self.fill_(0)
 
-    def new_tensor(self, data, dtype=None, requires_grad=False):
+    def new_tensor(self, data, *, dtype=None, device=None, requires_grad=False):
         """A tensor of `data` in this one's dtype, on its device."""
-        return tensor(data, dtype or self.dtype, requires_grad, self.device)
+        return tensor(data, dtype or self.dtype, requires_grad, device or self.device)
 
-    def new_full(self, size, fill_value, dtype=None, requires_grad=False):
+    def new_full(self, size, fill_value, *, dtype=None, device=None, requires_grad=False):
         """A tensor of that size filled with one value, in this one's dtype, on its device."""
         filled, dtype = np.full(sizes("new_full", (size,)), fill_value), np.dtype(dtype or self.dtype)
         check_integers(filled, dtype)
         check_fits("new_full", fill_value, dtype)
-        return tensor(filled, dtype, requires_grad, self.device)
+        return tensor(filled, dtype, requires_grad, device or self.device)
 
-    def new_zeros(self, *size, dtype=None, requires_grad=False):
-        return self.new_full(sizes("new_zeros", size), 0, dtype, requires_grad)
+    @sized
+    def new_zeros(self, *size, **options):
+        return self.new_full(sizes("new_zeros", size), 0, **options)
 
-    def new_ones(self, *size, dtype=None, requires_grad=False):
-        return self.new_full(sizes("new_ones", size), 1, dtype, requires_grad)
+    @sized
+    def new_ones(self, *size, **options):
+        return self.new_full(sizes("new_ones", size), 1, **options)
 
     def __setitem__(self, key, value):
         key = plain_key(key, self)
@@ -554,8 +567,10 @@ def _call_hook(hook, g, dtype):
     return answer if isinstance(g, Tensor) else _travelling(answer.to(dtype)._data)
 
 
-def to_arguments(args, dtype, device):
-    """(dtype or None, device or None) from the many ways to call .to(): a dtype, a device, both, another tensor."""
+def to_arguments(args, dtype, device, copy=False):
+    """(dtype or None, device or None, copy) from the many ways to call .to(): a dtype, a device, both, another tensor."""
+    flags = [a for a in args if isinstance(a, bool)]
+    copy = flags[1] if len(flags) > 1 else copy
     for a in args:
         if isinstance(a, Tensor):
             dtype, device = a.dtype, a.device
@@ -563,7 +578,7 @@ def to_arguments(args, dtype, device):
             device = a
         elif not isinstance(a, bool) and a is not None:
             dtype = a
-    return None if dtype is None else np.dtype(dtype), device
+    return None if dtype is None else np.dtype(dtype), device, copy
 
 
 def tensor(data, dtype=None, requires_grad=False, device=None):

@@ -180,14 +180,16 @@ LINES = [
     line("binary_cross_entropy_with_logits", F.binary_cross_entropy_with_logits, a(2, 3), prob(2, 3)),
     line(
         "binary_cross_entropy_with_logits",
-        lambda x, t: F.binary_cross_entropy_with_logits(x, t, Tensor(W3), "sum", Tensor(2 * W3)),
+        lambda x, t: F.binary_cross_entropy_with_logits(
+            x, t, Tensor(W3), reduction="sum", pos_weight=Tensor(2 * W3)
+        ),
         a(2, 3),
         prob(2, 3),
     ),
     line("binary_cross_entropy", F.binary_cross_entropy, prob(2, 3), prob(2, 3)),
     line(
         "binary_cross_entropy",
-        lambda x, t: F.binary_cross_entropy(x, t, Tensor(W3), "none"),
+        lambda x, t: F.binary_cross_entropy(x, t, Tensor(W3), reduction="none"),
         prob(2, 3),
         prob(2, 3),
     ),
@@ -336,6 +338,20 @@ REFUSED = [
         r"add \(a uint8 \(1,\)\): .*300.* uint8: use x\.long\(\)",
     ),
     (lambda: tensor([2]) ** -1, r"pow: int64 to the power -1 is no whole number: use x\.float\(\)"),
+    (lambda: 2 ** tensor([1, -3]), r"pow: int64 to the power -3 is no whole number: use x\.float\(\)"),
+    (
+        lambda: minamp.where(tensor([1, 0]), tensor([1.0, 2.0]), 0.0),
+        "where: condition must be bool, got int64",
+    ),
+    (lambda: tensor(2.0).sum((0, -1)), r"sum: dim \(0, -1\) names a dimension of shape \(\) twice"),
+    (
+        lambda: minamp.ones(2, 3).mean((0, -2)),
+        r"mean: dim \(0, -2\) names a dimension of shape \(2, 3\) twice",
+    ),
+    (
+        lambda: F.embedding(tensor([0]), tensor([1.0, 2.0])),
+        r"embedding: weight must be \(num, dim\), this one has shape \(2,\)",
+    ),
     (
         lambda: F.add(tensor([1]), tensor([1]), alpha=0.5),
         r"add: alpha is 0\.5, but the tensors hold integers",
@@ -368,6 +384,51 @@ def test_sums_of_integers_are_int64():
             assert x.sum().dtype == x.sum(0).dtype == np.int64
     with pytest.raises(RuntimeError, match=r"var: not defined for int64: use x\.float\(\)"):
         tensor([1, 2]).var()
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.uint8, np.bool_])
+def test_an_integer_dtype_asked_for_is_the_result(kind):
+    x = tensor([[1, 2], [3, 4]])
+    for y in (x.sum(dtype=kind), x.sum(1, dtype=kind), x.prod(dtype=kind), x.cumsum(0, dtype=kind)):
+        assert y.dtype == kind
+    assert (
+        x.cumprod(1, dtype=kind).dtype == kind and x.sum(0, dtype=kind).tolist() == [4, 6] or kind is np.bool_
+    )
+    assert tensor([1.7, 2.7]).sum(dtype=kind).item() in (3, True)  # cast first
+
+
+def test_sign_of_nan_is_0():
+    """And with it the slope of abs, of l1_loss and of the norm of order 1; elsewhere nan stays nan."""
+    nan = tensor([math.nan, -2.0], requires_grad=True)
+    assert nan.sign().tolist() == [0, -1]
+
+    def slope(function):
+        (g,) = minamp.autograd.grad(function(nan).sum(), nan)
+        return g.tolist()
+
+    zero = minamp.zeros(2)
+    for function in (F.abs, lambda x: F.l1_loss(x, zero), lambda x: minamp.linalg.vector_norm(x, 1)):
+        assert slope(function)[0] == 0 > slope(function)[1]
+    for loss in (F.smooth_l1_loss, F.huber_loss, F.mse_loss):
+        assert math.isnan(slope(lambda x, loss=loss: loss(x, zero))[0])
+
+
+def test_the_extreme_among_nans_passes_its_gradient_to_them():
+    x = tensor([[1.0, math.nan, 3.0], [1.0, 2.0, 2.0]], requires_grad=True)
+    x.amax(1).backward(tensor([6.0, 4.0]))
+    assert x.grad.tolist() == [[0, 6, 0], [0, 2, 2]]
+    x.grad = None
+    x.min().backward()
+    assert x.grad.tolist() == [[0, 1, 0], [0, 0, 0]]
+
+
+def test_0_dim_tensors_have_gradients_like_others():
+    x = tensor(2.0, requires_grad=True)
+    x.flip(0).backward()
+    assert x.grad.item() == 1
+    y = F.cosine_similarity(x, tensor(-3.0), dim=0)
+    y.backward()
+    assert y.item() == -1 and y.shape == () and x.grad.item() == 1
 
 
 def test_sign_of_bools():
@@ -433,7 +494,8 @@ def test_what_is_no_tensor_is_refused_by_name(wrong, kind, argument, autocast):
 def test_elementwise_ops_take_numbers_and_no_arrays(name, array):
     x = tensor([1.0, 2.0], requires_grad=True)
     kind = "NumPy array" if isinstance(array, np.ndarray) else type(array).__name__
-    for p, call in (("b", lambda: OPS[name](x, array)), ("a", lambda: OPS[name](array, x))):
+    second = "exponent" if name == "pow" else "b"
+    for p, call in ((second, lambda: OPS[name](x, array)), ("a", lambda: OPS[name](array, x))):
         with pytest.raises(TypeError, match=f"^{name}: {p} is a {kind}, not a Tensor: "):
             call()
     for number in (2, 2.0, np.float32(2), np.float64(2), np.int64(2), np.array(2.0)):

@@ -868,8 +868,8 @@ def test_arguments_by_name():
     rows = tensor([[1.0, 2.0], [3.0, 4.0]])
     assert rows.sum(axis=1).tolist() == minamp.sum(input=rows, dim=1).tolist() == [3.0, 7.0]
     assert minamp.cat([rows, rows], axis=1).shape == (2, 4) and rows.argmax(axis=0).tolist() == [1, 1]
-    with pytest.raises(TypeError, match="pow: takes a, b, and no argument named 'exponent'"):
-        minamp.pow(y, exponent=2)
+    with pytest.raises(TypeError, match="pow: takes a, exponent, and no argument named 'power'"):
+        minamp.pow(y, power=2)
     with pytest.raises(TypeError, match="sum: takes x, dim, keepdim, dtype, and no argument named 'mask'"):
         rows.sum(mask=y)
 

@@ -108,6 +108,7 @@ class Device(str):
         kind, index = _parse(str(name))
         return kind == self.type and index in (None, self.index)
 
-    def __new__(cls, name):
+    def __new__(cls, type, index=None):
+        name = type if index is None else f"{type}:{index}"
         device_type(name)
         return super().__new__(cls, name)

@@ -104,6 +104,7 @@ class _ConvNd(_Conv):
         dilation=1,
         groups=1,
         bias=True,
+        *,
         device=None,
         dtype=None,
     ):
@@ -147,6 +148,7 @@ class ConvTranspose2d(_Conv):
         groups=1,
         bias=True,
         dilation=1,
+        *,
         device=None,
         dtype=None,
     ):
@@ -179,7 +181,7 @@ class Embedding(Module):
     padding_idx: a row that starts as zeros and gets no gradient.
     """
 
-    def __init__(self, num_embeddings, embedding_dim, padding_idx=None, device=None, dtype=None):
+    def __init__(self, num_embeddings, embedding_dim, padding_idx=None, *, device=None, dtype=None):
         super().__init__()
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx = padding_row("Embedding", padding_idx, num_embeddings)

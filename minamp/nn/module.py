@@ -180,31 +180,35 @@ class Module:
 
     # -- walking
 
-    def named_modules(self, prefix="", _seen=None):
-        """(dotted name, module) of this module and all below it, each once."""
-        seen = set() if _seen is None else _seen
-        if self not in seen:
-            seen.add(self)
+    def named_modules(self, memo=None, prefix="", remove_duplicate=True):
+        """(dotted name, module) of this module and all below it, each once; none of the set `memo`."""
+        memo = set() if memo is None else memo
+        if self not in memo:
+            if remove_duplicate:
+                memo.add(self)
             yield prefix, self
             for name, child in self._modules.items():
                 if child is not None:
-                    yield from child.named_modules(f"{prefix}.{name}" if prefix else name, seen)
+                    path = f"{prefix}.{name}" if prefix else name
+                    yield from child.named_modules(memo, path, remove_duplicate)
 
-    def _named(self, table, prefix, recurse):
+    def _named(self, table, prefix, recurse, remove_duplicate):
         seen = set()
-        for path, module in self.named_modules(prefix) if recurse else [(prefix, self)]:
+        modules = self.named_modules(None, prefix, remove_duplicate) if recurse else [(prefix, self)]
+        for path, module in modules:
             for name, tensor in vars(module)[table].items():
                 if tensor is not None and id(tensor) not in seen:
-                    seen.add(id(tensor))
+                    if remove_duplicate:
+                        seen.add(id(tensor))
                     yield (f"{path}.{name}" if path else name), tensor
 
-    def named_parameters(self, prefix="", recurse=True):
-        """(dotted name, Parameter), each parameter once even if it is shared."""
-        return self._named("_parameters", prefix, recurse)
+    def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
+        """(dotted name, Parameter), each parameter once even if it is shared, or under each of its names."""
+        return self._named("_parameters", prefix, recurse, remove_duplicate)
 
-    def named_buffers(self, prefix="", recurse=True):
-        """(dotted name, Tensor), each buffer once."""
-        return self._named("_buffers", prefix, recurse)
+    def named_buffers(self, prefix="", recurse=True, remove_duplicate=True):
+        """(dotted name, Tensor), as named_parameters."""
+        return self._named("_buffers", prefix, recurse, remove_duplicate)
 
     def named_children(self):
         """(name, module) of the modules directly below, each once."""
@@ -278,13 +282,13 @@ class Module:
                     t.data = array
         return self
 
-    def to(self, *args, dtype=None, device=None, **_ignored):
+    def to(self, *args, dtype=None, device=None, non_blocking=False):
         """Parameters, buffers, gradients to another floating dtype and/or device, in place; returns self.
 
         to(dtype), to(device), to(device, dtype), to(tensor). Integer buffers keep their dtype. TypeError for
         an integer dtype.
         """
-        dtype, device = to_arguments(args, dtype, device)
+        dtype, device, _ = to_arguments(args, dtype, device)
         if dtype is not None and not is_floating(dtype):
             raise TypeError(
                 f"Module.to: dtype {dtype} is not a floating format: use float16, bfloat16, float32 or "
@@ -308,9 +312,9 @@ class Module:
         """All floating tensors to float64, in place; returns self."""
         return self._convert(float64)
 
-    def cuda(self, device="cuda"):
+    def cuda(self, device=None):
         """Everything to the GPU, in place; returns self."""
-        return self._convert(device=device)
+        return self._convert(device="cuda" if device is None else device)
 
     def cpu(self):
         """Everything to main memory, in place; returns self."""

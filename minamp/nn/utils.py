@@ -36,7 +36,7 @@ def _gradients(name, parameters):
 
 @announced("clip_grad_norm_")
 @quiet
-def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False):
+def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=False, foreach=None):
     """Scale all gradients in place so that their joint norm is at most max_norm; returns the norm before.
 
     The factor is min(max_norm / (norm + 1e-6), 1), so an infinite norm sets the finite gradients to 0, and a
@@ -71,7 +71,7 @@ def _scale(g, factor):
 
 @announced("clip_grad_value_")
 @quiet
-def clip_grad_value_(parameters, clip_value):
+def clip_grad_value_(parameters, clip_value, foreach=None):
     """Clamp every gradient value to [-clip_value, clip_value] in place; nan stays nan."""
     clip_value = float(clip_value)
     for g in _gradients("clip_grad_value_", parameters):

@@ -149,33 +149,33 @@ class flip:
         dims = tuple(dim_of("flip", input, d) for d in dims)
         if len(set(dims)) < len(dims):
             raise RuntimeError(f"flip: dims {dims} name a dimension twice")
-        return (input,), {"dims": dims}
+        return (input,), {"dims": dims if input.ndim else ()}
 
     def forward(m, x, *, dims):
-        return m.flip(x, dims if x.ndim else ()).copy()
+        return m.flip(x, dims).copy()
 
     def vjp_x(m, g, dims):
         return m.flip(g, dims)
 
 
 @composite
-def split(input, split_size_or_sections, dim=0):
-    """Views of input cut along `dim`: pieces of one size (the last may be smaller), or of the sizes in a list."""
-    if not input.ndim:
+def split(tensor, split_size_or_sections, dim=0):
+    """Views of `tensor` cut along `dim`: pieces of one size (the last may be smaller), or of the sizes in a list."""
+    if not tensor.ndim:
         raise RuntimeError("split: a 0-dim tensor can't be cut: use x.reshape(1)")
-    dim = dim_of("split", input, dim)
-    total, sizes = input.shape[dim], split_size_or_sections
+    dim = dim_of("split", tensor, dim)
+    total, sizes = tensor.shape[dim], split_size_or_sections
     if isinstance(sizes, int):
         if sizes < 0 or sizes == 0 and total:
-            raise RuntimeError(f"split: size {sizes} can't cut dimension {dim} of {input.shape}")
+            raise RuntimeError(f"split: size {sizes} can't cut dimension {dim} of {tensor.shape}")
         sizes = [min(sizes, total - i) for i in range(0, total, sizes)] if total else [0]
     if sum(sizes) != total or any(n < 0 for n in sizes):
         raise RuntimeError(
-            f"split: sizes {list(sizes)} must sum to {total}, dimension {dim} of {input.shape}, and none be negative"
+            f"split: sizes {list(sizes)} must sum to {total}, dimension {dim} of {tensor.shape}, and none be negative"
         )
     ends = np.cumsum(sizes).tolist()
     cut = (slice(None),) * dim
-    return tuple(index(input, (*cut, slice(e - n, e))) for n, e in zip(sizes, ends, strict=True))
+    return tuple(index(tensor, (*cut, slice(e - n, e))) for n, e in zip(sizes, ends, strict=True))
 
 
 @composite

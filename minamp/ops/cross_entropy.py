@@ -38,7 +38,7 @@ class binary_cross_entropy_with_logits:
     both expand to input's shape (RuntimeError otherwise). reduction: 'mean', 'sum', 'none'.
     """
 
-    def call(input, target, weight=None, reduction="mean", pos_weight=None):
+    def call(input, target, weight=None, *, reduction="mean", pos_weight=None):
         check_reduction("binary_cross_entropy_with_logits", reduction)
         _check_like("binary_cross_entropy_with_logits", input, target, weight=weight, pos_weight=pos_weight)
         return (input, target, weight, pos_weight), {"reduction": reduction}
@@ -83,7 +83,7 @@ class binary_cross_entropy:
     input and target in [0, 1] and of one shape; weight expands to it. RuntimeError otherwise, and for nan.
     """
 
-    def call(input, target, weight=None, reduction="mean"):
+    def call(input, target, weight=None, *, reduction="mean"):
         check_reduction("binary_cross_entropy", reduction)
         _check_like("binary_cross_entropy", input, target, weight=weight)
         return (input, target, weight), {"reduction": reduction}
@@ -146,7 +146,7 @@ class nll_loss:
     IndexError for an id outside [0, C), ValueError for shapes, RuntimeError for a target that is not integer.
     """
 
-    def call(input, target, weight=None, ignore_index=-100, reduction="mean"):
+    def call(input, target, weight=None, *, ignore_index=-100, reduction="mean"):
         check_reduction("nll_loss", reduction)
         same_device("nll_loss", input=input, target=target, weight=weight)
         dim = _class_dim("nll_loss", input, target)
@@ -191,7 +191,7 @@ def _shares(m, kept, weight, at):
 
 
 @composite
-def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0):
+def cross_entropy(input, target, weight=None, *, ignore_index=-100, reduction="mean", label_smoothing=0.0):
     """nll_loss of log_softmax(input): the loss of a classifier that gives logits.
 
     input (N, C), (N, C, d1, ...) or (C,): logits. target: class ids as in nll_loss, or probabilities of input's shape.
@@ -213,9 +213,9 @@ def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean
     _class_dim("cross_entropy", input, target)
     logp = log_softmax(input, dim)
     if not label_smoothing:
-        return nll_loss(logp, target, weight, ignore_index, reduction)
+        return nll_loss(logp, target, weight, ignore_index=ignore_index, reduction=reduction)
     kept = target._data != ignore_index
-    hard = nll_loss(logp, target, weight, ignore_index, "none")
+    hard = nll_loss(logp, target, weight, ignore_index=ignore_index, reduction="none")
     even = where(Tensor(kept), neg(mean(_weighted(logp, weight, dim), dim)), 0.0)
     losses = hard * (1.0 - label_smoothing) + even * label_smoothing
     if reduction != "mean":

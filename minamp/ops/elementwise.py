@@ -158,7 +158,7 @@ class abs:
 
 @op(policy=NOT_LISTED)
 class sign:
-    """-1, 0 or 1; flat, so its gradient is 0."""
+    """-1, 0 or 1, and 0 for nan; flat, so its gradient is 0."""
 
     def forward(m, x):
         return x.copy() if x.dtype.kind == "b" else m.sign(x)  # NumPy has no sign of bools
@@ -240,21 +240,25 @@ class remainder:
 
 @op(policy=NOT_LISTED, mixed="promote")
 class where:
-    """a where condition (bool) holds, b elsewhere."""
+    """input where condition holds, other elsewhere. RuntimeError for a condition that is not bool."""
 
-    def call(condition, a, b):
-        for name, x in (("condition", condition), ("a", a), ("b", b)):
+    def call(condition, input, other):
+        for name, x in (("condition", condition), ("input", input), ("other", other)):
             if not isinstance(x, Tensor) and (name == "condition" or x is None):
                 raise no_tensor("where", name, x)
-        return (condition, a, b), {}
+        if condition._data.dtype.kind != "b":
+            raise RuntimeError(
+                f"where: condition must be bool, got {condition.dtype}: compare first, as in x > 0"
+            )
+        return (condition, input, other), {}
 
-    def forward(m, condition, a, b):
-        return m.where(condition, a, b)
+    def forward(m, condition, input, other):
+        return m.where(condition, input, other)
 
-    def vjp_a(m, g, condition):
+    def vjp_input(m, g, condition):
         return m.where(condition, g, m.zeros_like(g))
 
-    def vjp_b(m, g, condition):
+    def vjp_other(m, g, condition):
         return m.where(condition, m.zeros_like(g), g)
 
 

@@ -2,30 +2,35 @@
 
 import math
 
+import numpy as np
+
 from minamp.op import FP32, NOT_LISTED, op
+from minamp.promotion import is_float
 
 
 @op(policy=FP32, mixed="promote")
 class pow:
-    """a ** b; float32 under autocast, since squares leave half's range at 256."""
+    """input ** exponent; float32 under autocast, since squares leave half's range at 256."""
 
-    def forward(m, a, b):
-        if isinstance(b, int) and b < 0 and a.dtype.kind in "iu":
-            raise RuntimeError(f"pow: {a.dtype} to the power {b} is no whole number: use x.float()")
-        if isinstance(b, int | float) and b == 3:
+    def forward(m, a, exponent):
+        if not (is_float(a) or is_float(exponent)) and (isinstance(exponent, int) or m.name == "cpu"):
+            if np.any(np.less(exponent, 0)):  # on a GPU the check of a tensor would wait for the device
+                found = f"{np.result_type(a)} to the power {np.min(exponent)}"
+                raise RuntimeError(f"pow: {found} is no whole number: use x.float()")
+        if isinstance(exponent, int | float) and exponent == 3:
             return a * a * a  # as PyTorch; NumPy's power takes 47 ms per million where a is negative
-        return a**b
+        return a**exponent
 
-    def vjp_a(m, g, a, b):
-        # b * a**(b-1), but 0 where b == 0, also at a == 0 where the power would be inf
-        if isinstance(b, int | float):
-            return g * (b * a ** (b - 1)) if b else m.zeros_like(g)
-        return m.where(b == 0, m.zeros_like(g * a), g * b * a ** (b - 1))
+    def vjp_a(m, g, a, exponent):
+        # exponent * a**(exponent - 1), but 0 where it is 0, also at a == 0 where the power would be inf
+        if isinstance(exponent, int | float):
+            return g * (exponent * a ** (exponent - 1)) if exponent else m.zeros_like(g)
+        return m.where(exponent == 0, m.zeros_like(g * a), g * exponent * a ** (exponent - 1))
 
-    def vjp_b(m, g, a, b, y):
-        # y * log(a), but 0 where a == 0 and b >= 0, as PyTorch; the log of a small integer would be half
+    def vjp_exponent(m, g, a, exponent, y):
+        # y * log(a), but 0 where a == 0 and exponent >= 0, as PyTorch; the log of a small integer would be half
         log = m.log(m.ones_like(y) * a)
-        return g * m.where((b >= 0) * (a == 0), m.zeros_like(y), y * log)
+        return g * m.where((exponent >= 0) * (a == 0), m.zeros_like(y), y * log)
 
 
 @op(policy=FP32)

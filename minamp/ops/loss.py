@@ -56,7 +56,7 @@ def _pair(name, input, target, reduction, allowed=REDUCTIONS, **attrs):
 class mse_loss:
     """(input - target)**2, averaged. Both of one shape; others broadcast with a UserWarning. reduction: 'mean', 'sum', 'none'."""
 
-    def call(input, target, reduction="mean"):
+    def call(input, target, *, reduction="mean"):
         return _pair("mse_loss", input, target, reduction)
 
     def forward(m, x, target, *, reduction):
@@ -76,7 +76,7 @@ class mse_loss:
 class l1_loss:
     """abs(input - target), averaged. Shapes and reduction as mse_loss."""
 
-    def call(input, target, reduction="mean"):
+    def call(input, target, *, reduction="mean"):
         return _pair("l1_loss", input, target, reduction)
 
     def forward(m, x, target, *, reduction):
@@ -92,7 +92,7 @@ class l1_loss:
 
 
 def _smooth_slope(m, d, beta):
-    return m.where(m.abs(d) < beta, d / beta, m.sign(d)) if beta else m.sign(d)
+    return m.where(m.abs(d) >= beta, m.sign(d), d / beta) if beta else m.sign(d)  # nan stays nan
 
 
 @op(policy=FP32, mixed="promote", ints="float")
@@ -102,7 +102,7 @@ class smooth_l1_loss:
     Shapes and reduction as mse_loss; beta=0 is l1_loss. ValueError for a negative beta.
     """
 
-    def call(input, target, reduction="mean", beta=1.0):
+    def call(input, target, *, reduction="mean", beta=1.0):
         if beta < 0:
             raise ValueError(f"smooth_l1_loss: beta must not be negative, got {beta}")
         return _pair("smooth_l1_loss", input, target, reduction, beta=float(beta))
@@ -121,8 +121,8 @@ class smooth_l1_loss:
 
 
 def _huber_slope(m, d, delta):
-    # at delta both are the same, and the second derivative is 0, as PyTorch's
-    return m.where(m.abs(d) < delta, d, delta * m.sign(d))
+    # at delta both are the same, and the second derivative is 0, as PyTorch's; nan stays nan
+    return m.where(m.abs(d) >= delta, delta * m.sign(d), d)
 
 
 @op(policy=FP32, mixed="promote", ints="float")
@@ -159,7 +159,7 @@ class kl_div:
     entries), 'sum', 'none'.
     """
 
-    def call(input, target, reduction="mean", log_target=False):
+    def call(input, target, *, reduction="mean", log_target=False):
         if reduction == "mean":
             warn(
                 "kl_div: reduction='mean' divides by the number of entries, not by the batch size: "

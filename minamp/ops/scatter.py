@@ -83,9 +83,10 @@ class scatter_add:
 
 @op(policy=NOT_LISTED, moves=True)
 class scatter:
-    """scatter_add that writes instead of adding; src may be a number. Of several values for one place one stays."""
+    """scatter_add that writes instead of adding; src (or `value`) may be a number. Of several values for one place one stays."""
 
-    def call(input, dim, index, src):
+    def call(input, dim, index, src=None, *, value=None):
+        src = value if src is None else src
         if not isinstance(src, Tensor):
             src = number_in("scatter", src, input.dtype)
             src = Tensor(backends.of(input._data).full((), src, input.dtype))

@@ -67,10 +67,10 @@ class permute:
 
 @op(policy=NOT_LISTED, moves=True, view=True)
 class expand:
-    """x with dimensions of size 1 repeated to `shape` (-1 keeps a size), without copying."""
+    """x with dimensions of size 1 repeated to `size` (-1 keeps a size), without copying."""
 
-    def call(x, *shape):
-        shape = _sizes(shape)
+    def call(x, *size):
+        shape = _sizes(size)
         lead = len(shape) - x.ndim
         full = tuple(x.shape[i - lead] if n == -1 and i >= lead else n for i, n in enumerate(shape))
         if not expands(x.shape, full):
@@ -99,9 +99,9 @@ class sum_to:
 
 
 @composite
-def view(x, *shape):
+def view(x, *size):
     """reshape under torch's other name."""
-    return reshape(x, *shape)
+    return reshape(x, *size)
 
 
 @composite
@@ -200,9 +200,9 @@ builtins_sum = sum
 
 
 @composite
-def repeat(x, *sizes):
-    """x laid side by side `sizes` times along each dimension; more sizes than dimensions add leading ones."""
-    sizes = _sizes(sizes)
+def repeat(x, *repeats):
+    """x laid side by side `repeats` times along each dimension; more numbers than dimensions add leading ones."""
+    sizes = _sizes(repeats)
     if len(sizes) < x.ndim:
         raise RuntimeError(f"repeat: sizes {sizes} must name each of the {x.ndim} dimensions of {x.shape}")
     if any(n < 0 for n in sizes):
@@ -238,8 +238,11 @@ class masked_scale:
 
 
 @composite
-def dropout(x, p=0.5, training=True):
-    """Zero each value with probability p and scale the rest by 1/(1-p) (Srivastava et al., 2014); the identity in evaluation."""
+def dropout(x, p=0.5, training=True, inplace=False):
+    """Zero each value with probability p and scale the rest by 1/(1-p) (Srivastava et al., 2014); the identity in evaluation.
+
+    inplace is accepted as in torch, and x is left alone all the same.
+    """
     if not 0 <= p <= 1:
         raise ValueError(f"dropout: p must lie in [0, 1], got {p}")
     if not training or p == 0:
