@@ -110,3 +110,18 @@ def test_errors():
         F.interpolate(x[0], size=3)
     with pytest.raises(NotImplementedError, match=r"not defined for int64: use x.float\(\)"):
         F.interpolate(x.long(), size=3)
+
+
+@pytest.mark.parametrize("mode", MODES[:2], ids=str)
+def test_a_size_that_stays_is_a_copy_whatever_the_scale(mode):
+    """3 * 1.3 rows are 3 rows; the columns are resized by the scale all the same."""
+    x = tensor(_rng.standard_normal((1, 1, 3, 3)), dtype=float32)
+    assert F.interpolate(x, scale_factor=1.3, **mode).equal(x)
+    y = F.interpolate(x, scale_factor=(1.3, 2), **mode)
+    assert y.equal(F.interpolate(x, scale_factor=(1, 2), **mode))
+
+
+def test_nearest_that_doubles_repeats_each():
+    x = tensor([[[[1.0, 2.0, 3.0, 4.0, 5.0]]]])
+    y = F.interpolate(x, scale_factor=(1, 2.15))
+    assert y.flatten().tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]

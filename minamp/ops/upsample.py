@@ -21,7 +21,11 @@ def _resize_arguments(name, x, output_size, scales, taps):
 
 
 def _nearest_taps(size, out, scale):
-    """Output i reads floor(i / scale). In float32, as PyTorch: the floor of a product depends on its last bit."""
+    """Output i reads floor(i / scale). In float32, as PyTorch: the floor of a product depends on its last bit.
+
+    A size that stays, or doubles, does just that, whatever the scale: 3 rows times 1.3 are 3 rows, and the same ones.
+    """
+    scale = None if out in (size, 2 * size) else scale
     step = np.float32(1.0 / scale if scale else size / out)
     low = np.minimum(np.floor(np.arange(out, dtype=np.float32) * step).astype(np.int64), size - 1)
     return size, low, low, None
@@ -29,7 +33,11 @@ def _nearest_taps(size, out, scale):
 
 def _bilinear_taps(align_corners):
     def taps(size, out, scale):
-        """Output i lies between two inputs: pixel centres match, or with align_corners the outermost centres do."""
+        """Output i lies between two inputs: pixel centres match, or with align_corners the outermost centres do.
+
+        A size that stays is a copy, whatever the scale.
+        """
+        scale = None if out == size else scale
         if align_corners:
             at = np.arange(out) * ((size - 1) / (out - 1) if out > 1 else 0.0)
         else:
