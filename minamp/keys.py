@@ -36,6 +36,23 @@ def picks(key):
     )
 
 
+def without_idle_ellipsis(key, ndim):
+    """The key without an Ellipsis that stands for no dimension of `ndim`: in PyTorch index arrays on its sides are neighbours."""
+    if not isinstance(key, tuple) or not any(k is ... for k in key) or not picks(key):
+        return key
+    parts = [_arraylike(k) for k in key if k is not None and k is not ... and not isinstance(k, slice)]
+    read = sum(a.ndim if a.dtype == np.bool_ else 1 for a in parts) + sum(isinstance(k, slice) for k in key)
+    return tuple(k for k in key if k is not ...) if read == ndim else key
+
+
+def as_vector(key, x, value):
+    """`value` for x[key]: of one dimension where key is a mask of all of x and the others are 1, the only values NumPy takes."""
+    mask = key[0] if isinstance(key, tuple) and len(key) == 1 else key
+    if value.ndim > 1 and getattr(mask, "dtype", None) == np.bool_ and mask.ndim == x.ndim:
+        return value.reshape(-1) if value.numel() == value.shape[-1] else value
+    return value
+
+
 def ints_first(key):
     """(a, b) so that PyTorch's x[key] is NumPy's x[a][b]; None where both read `key` alike.
 

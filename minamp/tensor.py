@@ -9,7 +9,7 @@ from minamp.announce import announced
 from minamp.backends import host
 from minamp.devices import same_device
 from minamp.formats import bfloat16, float16, float32, float64, is_floating, is_half, widen
-from minamp.keys import ints_first, picks, plain_key
+from minamp.keys import as_vector, ints_first, picks, plain_key, without_idle_ellipsis
 from minamp.methods import OPS, Methods
 from minamp.numbers import check_fits, check_integers, numbers, sized, sizes
 from minamp.record import grad_mode, leaf_node, run_backward
@@ -497,7 +497,7 @@ class Tensor(Methods):
         return self.new_full(sizes("new_ones", size), 1, **options)
 
     def __setitem__(self, key, value):
-        key = plain_key(key, self)
+        key = without_idle_ellipsis(plain_key(key, self), self.ndim)
         if not isinstance(value, Tensor):
             if isinstance(value, int | float):
                 value = Tensor(backends.of(self._data).full((), value, self.dtype))
@@ -511,7 +511,7 @@ class Tensor(Methods):
             raise RuntimeError(
                 f"x[index] = value: value is {value.dtype}, x {self.dtype}: cast it with value.to(x.dtype)"
             )
-        value = value.to(self.dtype)
+        value = as_vector(key, self, value.to(self.dtype))
         if steps := ints_first(key):
             key, rest = steps
             part = self[key].clone()

@@ -669,3 +669,32 @@ def test_places_named_twice_in_a_tuple_add_up():
         x = tensor([1.0, 2.0], requires_grad=True)
         x[key].sum().backward()
         assert x.grad.tolist() == [2.0, 0.0]
+
+
+def test_an_ellipsis_for_no_dimension_keeps_no_arrays_apart():
+    """PyTorch looks at the arrays after the Ellipsis has been filled in; NumPy moves their dimension to the front."""
+    x = minamp.arange(24.0).reshape(2, 3, 4).requires_grad_()
+    a, b = tensor([1, 0]), tensor([2, -1])
+    y = x[:, a, ..., b]
+    assert y.shape == (2, 2) and y.tolist() == [[6, 3], [18, 15]]
+    (y * tensor([1.0, 2.0])).sum().backward()
+    assert (
+        x.grad[:, 1, 2].tolist() == [1, 1] and x.grad[:, 0, 3].tolist() == [2, 2] and x.grad.sum().item() == 6
+    )
+    assert x[None, 0, a, ..., b].shape == (1, 2)
+    assert x[a, ..., b].shape == (2, 3)  # this one stands for a dimension
+    z = x.detach().clone()
+    z[:, a, ..., b] = tensor([[-1.0], [-2.0]])
+    assert z[0, 1, 2].item() == z[0, 0, 3].item() == -1 and z[1, 1, 2].item() == z[1, 0, 3].item() == -2
+
+
+def test_values_of_more_dimensions_at_a_mask_of_everything():
+    mask = tensor([[True, False], [False, True]])
+    x, v = minamp.zeros(2, 2), tensor([[1.0, 2.0]], requires_grad=True)
+    x[mask] = v.detach()
+    assert x.tolist() == [[1, 0], [0, 2]]
+    y = minamp.zeros(2, 2)
+    y[mask] = v
+    (y * tensor([[3.0, 0.0], [0.0, 5.0]])).sum().backward()
+    assert v.grad.tolist() == [[3, 5]]
+    assert minamp.zeros(2, 2).index_put((mask,), v[None]).tolist() == [[1, 0], [0, 2]]

@@ -9,7 +9,7 @@ from minamp import backends
 from minamp.arguments import no_tensor
 from minamp.devices import same_device
 from minamp.formats import is_floating
-from minamp.keys import ints_first, plain_key
+from minamp.keys import as_vector, ints_first, plain_key, without_idle_ellipsis
 from minamp.numbers import check_fits
 from minamp.op import NOT_LISTED, PROMOTE, composite, op
 from minamp.ops.shape import dim_of
@@ -48,10 +48,11 @@ class index:
     """x[key] with ints, slices, None, Ellipsis, integer and bool arrays or tensors."""
 
     def call(x, key):
-        key = plain_key(key, x)
+        key = without_idle_ellipsis(plain_key(key, x), x.ndim)
         if steps := ints_first(key):
             first, key = steps
             x = index(x, first)
+            key = without_idle_ellipsis(key, x.ndim)
         return (x,), {"key": key}
 
     def forward(m, x, *, key):
@@ -96,7 +97,8 @@ class index_put:
             raise RuntimeError(
                 f"index_put: values are {values.dtype}, input {input.dtype}: cast them with values.to(input.dtype)"
             )
-        return (input, values), {"key": plain_key(tuple(indices), input), "accumulate": accumulate}
+        key = plain_key(tuple(indices), input)
+        return (input, as_vector(key, input, values)), {"key": key, "accumulate": accumulate}
 
     def forward(m, x, values, *, key, accumulate):
         return m.index_put(x, key, values, accumulate)
