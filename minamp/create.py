@@ -6,7 +6,7 @@ import threading
 import numpy as np
 
 from minamp.formats import float32, float64, format_of, is_floating
-from minamp.numbers import check_fits, check_integers, numbers, sized, sizes
+from minamp.numbers import check_fits, numbers, sized, sizes
 from minamp.tensor import Tensor
 
 int64 = np.dtype(np.int64)
@@ -79,7 +79,6 @@ def full(size, fill_value, *, dtype=None, device=None, requires_grad=False):
     filled = np.full(sizes("full", (size,)), numbers("full", fill_value))
     usual = float32 if filled.dtype.kind == "f" else filled.dtype
     dtype = usual if dtype is None else np.dtype(dtype)
-    check_integers(filled, dtype)
     check_fits("full", fill_value, dtype)
     return _new(filled, dtype, device, requires_grad)
 
@@ -91,8 +90,10 @@ def empty(*size, dtype=float32, device=None, requires_grad=False):
 
 
 def arange(start=None, end=None, step=1, *, dtype=None, device=None, requires_grad=False):
-    """start, start + step, ... below end: int64 for ints, float32 if any is a float."""
+    """start, start + step, ... below end: int64 for ints, float32 if any is a float; dtype int64 makes ints of all three."""
     start, end = (0, start) if end is None else (0 if start is None else start, end)
+    if dtype is not None and np.dtype(dtype) == int64 and end is not None:
+        start, end, step = int(start), int(end), int(step)
     if end is None:
         raise TypeError("arange: needs an end: give arange(end) or arange(start, end)")
     if not step or not math.isfinite(end - start):

@@ -41,8 +41,14 @@ def sized(function):
 
 
 def check_fits(name, value, dtype):
-    """RuntimeError for a finite number beyond the floating `dtype`, such as -1e9 in float16: an infinity has to be meant."""
-    if not is_floating(dtype) or not math.isfinite(value):
+    """RuntimeError for a number that `dtype` can't hold: see check_integers, and in floating ones a finite number beyond them.
+
+    Such as -1e9 in float16: an infinity has to be meant.
+    """
+    if not is_floating(dtype):
+        check_integers(name, np.asarray(value), dtype)
+        return
+    if not math.isfinite(value):
         return
     limit = format_of(dtype).max
     if abs(value) > limit:
@@ -52,12 +58,12 @@ def check_fits(name, value, dtype):
         )
 
 
-def check_integers(array, dtype):
+def check_integers(name, array, dtype):
     """RuntimeError for numbers that the integer `dtype` can't hold; unsigned ones wrap negative numbers, as in PyTorch."""
     if dtype is None or np.dtype(dtype).kind not in "iu" or not array.size or array.dtype.kind == "b":
         return
     limits = np.iinfo(dtype)
     if not (array.min() >= (limits.min or -limits.max) and array.max() <= limits.max):
         raise RuntimeError(
-            f"a number among {array.min()} to {array.max()} can't be held by {np.dtype(dtype)}: give a wider dtype"
+            f"{name}: a number among {array.min()} to {array.max()} can't be held by {np.dtype(dtype)}: give a wider dtype"
         )

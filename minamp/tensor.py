@@ -484,7 +484,6 @@ class Tensor(Methods):
     def new_full(self, size, fill_value, *, dtype=None, device=None, requires_grad=False):
         """A tensor of that size filled with one value, in this one's dtype, on its device."""
         filled, dtype = np.full(sizes("new_full", (size,)), fill_value), np.dtype(dtype or self.dtype)
-        check_integers(filled, dtype)
         check_fits("new_full", fill_value, dtype)
         return tensor(filled, dtype, requires_grad, device or self.device)
 
@@ -500,6 +499,8 @@ class Tensor(Methods):
         key = without_idle_ellipsis(plain_key(key, self), self.ndim)
         if not isinstance(value, Tensor):
             if isinstance(value, int | float):
+                if not is_floating(self.dtype):
+                    check_fits("x[key] = value", value, self.dtype)
                 value = Tensor(backends.of(self._data).full((), value, self.dtype))
             else:
                 value = Tensor(backends.move(numbers("x[key] = value", value), self.device))
@@ -592,7 +593,9 @@ def tensor(data, dtype=None, requires_grad=False, device=None):
     array = numbers("tensor", data)
     array = array.copy() if kept else array
     if not kept:
-        check_integers(array, dtype)
+        check_integers("tensor", array, dtype)
+        if array.dtype == np.uint64:  # NumPy's for ints beyond int64
+            check_integers("tensor", array, np.int64)
         while isinstance(data, list | tuple) and data:
             data = data[0]
         # a list of NumPy's numbers: theirs is the dtype, too

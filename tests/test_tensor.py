@@ -857,6 +857,45 @@ def test_copies():
     assert copy.deepcopy(F.relu) is F.relu and pickle.loads(pickle.dumps(F.relu)) is F.relu
 
 
+WRITES = {
+    "fill_": lambda x, n: x.fill_(n),
+    "x[key] = n": lambda x, n: x.__setitem__(0, n),
+    "masked_fill_": lambda x, n: x.masked_fill_(tensor([True, False]), n),
+    "new_full": lambda x, n: x.new_full((2,), n),
+    "full_like": lambda x, n: minamp.full_like(x, n),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize(
+    "kind, number",
+    [("uint8", 300), ("uint8", -7e2), ("uint8", math.nan), ("uint8", math.inf)]
+    + [("int64", n) for n in (1e300, math.nan, -math.inf)],
+)
+def test_numbers_that_integers_can_not_hold_are_not_written(write, kind, number):
+    x = minamp.ones(2, dtype=getattr(minamp, kind))
+    with pytest.raises(RuntimeError, match=f"a number among .* can't be held by {kind}"):
+        WRITES[write](x, number)
+    assert x.tolist() == [1, 1]
+
+
+def test_numbers_beyond_an_integer_dtype():
+    with pytest.raises(RuntimeError, match="where: a number among 300 to 300 can't be held by uint8"):
+        minamp.where(tensor([True]), minamp.ones(1, dtype=minamp.uint8), 300)
+    for data in (2**63, [2**63]):
+        with pytest.raises(RuntimeError, match="tensor: a number among .* can't be held by .*int64"):
+            tensor(data)
+    x = minamp.zeros(1, dtype=float16)
+    x[0] = 1e5  # floats overflow to inf, as in PyTorch
+    assert x.item() == math.inf
+
+
+def test_arange_of_int64_counts_in_ints():
+    assert minamp.arange(2.5, dtype=minamp.int64).tolist() == [0, 1]
+    with pytest.raises(RuntimeError, match="by 0 has no end"):
+        minamp.arange(0, 1, 0.1, dtype=minamp.int64)
+
+
 def test_arguments_by_name():
     """By our names and by torch's; a tensor among them is an argument like any other, promoted and recorded."""
     x, y = tensor([1, 2]), tensor([1.5, 3.0], requires_grad=True)

@@ -1,6 +1,7 @@
 """Elementwise ops: a table of derivatives."""
 
 from minamp.arguments import no_tensor
+from minamp.numbers import check_fits
 from minamp.op import NOT_LISTED, PROMOTE, op
 from minamp.promotion import is_float
 from minamp.tensor import Tensor
@@ -250,6 +251,9 @@ class where:
             raise RuntimeError(
                 f"where: condition must be bool, got {condition.dtype}: compare first, as in x > 0"
             )
+        for x, y in ((input, other), (other, input)):
+            if isinstance(x, int) and isinstance(y, Tensor) and not is_float(y):
+                check_fits("where", x, y.dtype)
         return (condition, input, other), {}
 
     def forward(m, condition, input, other):

@@ -144,10 +144,8 @@ def number_in(name, value, dtype):
     """`value` as a number of `dtype`; RuntimeError where a finite value lies outside the format, TypeError for no number."""
     if not isinstance(value, (int, float, np.generic)):
         raise no_tensor(name, "value", value)
-    if not is_floating(dtype):
-        return np.dtype(dtype).type(value).item()
     check_fits(name, value, dtype)
-    return float(value)
+    return float(value) if is_floating(dtype) else np.dtype(dtype).type(value).item()
 
 
 @op(policy=NOT_LISTED, mixed="first", moves=True)
