@@ -78,7 +78,7 @@ def test_a_host_tensor_among_others_is_refused_by_every_op(gpu, name, region, mo
 
 TWO = {
     "add": lambda a, b: a + b,
-    "where": lambda a, b: minamp.where(a, a, b),
+    "where": lambda a, b: minamp.where(minamp.tensor([True, False]).to(a.device), a, b),
     "matmul": lambda a, b: a @ b,
     "linear": lambda a, b: F.linear(a, b),
     "cat": lambda a, b: minamp.cat([a, b]),
