@@ -431,6 +431,12 @@ def test_0_dim_tensors_have_gradients_like_others():
     assert y.item() == -1 and y.shape == () and x.grad.item() == 1
 
 
+def test_powers_of_bools_are_int64():
+    for y in (BOOLS**2, BOOLS**0, BOOLS.square(), 2**BOOLS):
+        assert y.dtype == np.int64
+    assert (BOOLS**2).tolist() == BOOLS.square().tolist() == BOOLS.long().tolist()
+
+
 def test_sign_of_bools():
     assert F.sign(BOOLS).equal(BOOLS) and F.sign(BOOLS)._data is not BOOLS._data
 

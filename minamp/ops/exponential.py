@@ -17,6 +17,8 @@ class pow:
             if np.any(np.less(exponent, 0)):  # on a GPU the check of a tensor would wait for the device
                 found = f"{np.result_type(a)} to the power {np.min(exponent)}"
                 raise RuntimeError(f"pow: {found} is no whole number: use x.float()")
+        if type(exponent) is int and a.dtype.kind == "b":
+            a = a.astype(np.int64)  # NumPy would count in int8
         if isinstance(exponent, int | float) and exponent == 3:
             return a * a * a  # as PyTorch; NumPy's power takes 47 ms per million where a is negative
         return a**exponent
@@ -38,7 +40,7 @@ class square:
     """x * x; float32 under autocast, as pow."""
 
     def forward(m, x):
-        return x * x
+        return x * x if x.dtype.kind != "b" else x.astype(np.int64)
 
     def vjp_x(m, g, x):
         return g * (2.0 * x)
