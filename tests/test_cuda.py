@@ -550,3 +550,32 @@ def test_clipping_waits_for_nothing(gpu):
         gpu.count.clear()
         total = nn.utils.clip_grad_norm_(ps, 1.0, order)
         assert set(gpu.count) == {"kernel"} and total.is_cuda
+
+
+def test_calls_as_pytorch_spells_them(gpu):
+    """What torch's names lead to, on a GPU: the same values as on the CPU, and integer dtypes that were asked for."""
+    x = tensor([[1.0, float("nan")], [3.0, -2.0]])
+    on = x.cuda(non_blocking=True)
+    assert on.device.type == nn.Linear(1, 1).cuda(None).weight.device.type == "cuda"
+    for call in (
+        lambda x: x.sign(),
+        lambda x: x.isnan().sum(dtype=minamp.int32),
+        lambda x: x.isnan().long().cumsum(dim=0, dtype=minamp.uint8),
+        lambda x: x.isnan() ** 2,
+        lambda x: minamp.pow(input=x.isnan().long(), exponent=2),
+        lambda x: minamp.where(condition=x > 0, input=x, other=0.0),
+        lambda x: F.cosine_similarity(x[1, 0], x[1, 1], dim=0),
+        lambda x: x[1, 0].flip(0),
+        lambda x: x.new_zeros(size=(2,)),
+        lambda x: minamp.ones_like(input=x),
+    ):
+        there, here = call(on), call(x)
+        assert there.device.type == "cuda" and there.dtype == here.dtype
+        np.testing.assert_array_equal(there.cpu().numpy(), here.numpy())
+    for name in ("abs", "amax"):
+        slopes = []
+        for start in (on, x):
+            leaf = start.clone().requires_grad_()
+            getattr(leaf, name)().sum().backward()
+            slopes.append(leaf.grad.tolist())
+        assert slopes[0] == slopes[1]

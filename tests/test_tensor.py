@@ -890,6 +890,15 @@ def test_numbers_beyond_an_integer_dtype():
     assert x.item() == math.inf
 
 
+def test_view_copies_where_it_has_to():
+    x = minamp.zeros(2, 3)
+    x.view(-1).add_(1)
+    x.t().view(-1).add_(1)  # lost, where torch refuses
+    assert x.tolist() == [[1, 1, 1], [1, 1, 1]]
+    images = F.conv2d(minamp.ones(2, 1, 3, 3), minamp.ones(2, 1, 2, 2))
+    assert not images.is_contiguous() and images.view(2, -1).shape == (2, 8)
+
+
 def test_arange_of_int64_counts_in_ints():
     assert minamp.arange(2.5, dtype=minamp.int64).tolist() == [0, 1]
     with pytest.raises(RuntimeError, match="by 0 has no end"):

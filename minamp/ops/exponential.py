@@ -15,7 +15,7 @@ class pow:
     def forward(m, a, exponent):
         if not (is_float(a) or is_float(exponent)) and (isinstance(exponent, int) or m.name == "cpu"):
             if np.any(np.less(exponent, 0)):  # on a GPU the check of a tensor would wait for the device
-                found = f"{np.result_type(a)} to the power {np.min(exponent)}"
+                found = f"{getattr(a, 'dtype', 'int')} to the power {np.min(exponent)}"
                 raise RuntimeError(f"pow: {found} is no whole number: use x.float()")
         if type(exponent) is int and a.dtype.kind == "b":
             a = a.astype(np.int64)  # NumPy would count in int8
