@@ -37,16 +37,16 @@ DTYPES = {d.name: d for d in (*map(np.dtype, _NAMES), *FORMATS)}
 
 
 @announced("save")
-def save(obj, path):
-    """Write `obj` to `path`: Tensors, arrays, numbers, strings, bools and None in dicts, lists and tuples, nested.
+def save(obj, f):
+    """Write `obj` to the path `f`: Tensors, arrays, numbers, strings, bools and None in dicts, lists and tuples, nested.
 
-    Tensors are saved without history and without .grad. The file is written beside `path`, brought to disk and then put
-    in its place, so that `path` holds the old file or the whole new one at every moment. TypeError naming the place of
+    Tensors are saved without history and without .grad. The file is written beside `f`, brought to disk and then put
+    in its place, so that `f` holds the old file or the whole new one at every moment. TypeError naming the place of
     an object that can't be stored, FileNotFoundError if the folder does not exist; the old file then stays.
     """
     arrays = []
     document = {"format": MAGIC, "version": VERSION, "content": _pack(obj, "state", arrays)}
-    path = Path(os.path.realpath(path))  # through a symbolic link: the link stays one
+    path = Path(os.path.realpath(f))  # through a symbolic link: the link stays one
     if not path.parent.is_dir():
         raise FileNotFoundError(f"save: the folder {path.parent} does not exist: create it first")
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
@@ -66,13 +66,13 @@ def save(obj, path):
         raise
 
 
-def load(path):
+def load(f):
     """What save() was given. Tensors (Parameters too) come back as leaf Tensors on the CPU, requires_grad as it was.
 
     FileNotFoundError if there is no such file; ValueError, saying what it is instead, for a file that save() has not
     written, that is damaged, or that a newer minamp has written.
     """
-    path = Path(path)
+    path = Path(f)
     if path.is_dir() or not path.exists():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise FileNotFoundError(f"load: {path} {what}: give the path of a file that minamp.save has written")

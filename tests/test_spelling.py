@@ -217,6 +217,17 @@ def test_devices_of_a_type_and_an_index():
         assert device == "cuda:1" and (device.type, device.index) == ("cuda", 1)
 
 
+def test_files_are_f(tmp_path):
+    minamp.save(obj={"x": tensor([1.0])}, f=tmp_path / "x")
+    assert minamp.load(f=tmp_path / "x")["x"].tolist() == [1.0]
+
+
+def test_a_graph_takes_no_stream_by_position():
+    """torch's second argument is the pool."""
+    with pytest.raises(TypeError, match="positional"):
+        minamp.cuda.graph(None, None)
+
+
 def test_foreach_is_taken_when_clipping():
     w = nn.Parameter(tensor([1.0]))
     w.grad = tensor([3.0])

@@ -56,7 +56,7 @@ class graph:
     optimizer.zero_grad(), so that the gradients are the capture's own.
     """
 
-    def __init__(self, cuda_graph, stream=None):
+    def __init__(self, cuda_graph, *, stream=None):
         self._graph, self._its_stream = cuda_graph, stream
 
     def __enter__(self):
