@@ -14,6 +14,7 @@ from minamp.methods import OPS, Methods
 from minamp.numbers import check_fits, check_integers, numbers, sized, sizes
 from minamp.record import grad_mode, leaf_node, run_backward
 
+_KEEP = "retain_grad"  # the key of its hook
 _UNSAID = (float32, np.dtype(np.int64), np.dtype(np.bool_))  # dtypes that values show by themselves
 
 
@@ -41,13 +42,28 @@ class Tensor(Methods):
 
     @property
     def data(self):
-        """detach() under its older name. Assigning a tensor, or an array, makes this one hold it: as an in-place write."""
+        """detach() under its older name. Assigning a tensor, or an array, makes this one hold it: as an in-place write.
+
+        RuntimeError for integers where gradients are wanted.
+        """
         return self.detach()
 
     @data.setter
     def data(self, value):
-        self._data = array = value._data if isinstance(value, Tensor) else _checked("data", value)
+        array, version = (
+            (value._data, value._version) if isinstance(value, Tensor) else (_checked("data", value), [0])
+        )
+        if self._node is not None and not is_floating(array.dtype):
+            raise RuntimeError(
+                f"data: a tensor that requires grad can't hold {array.dtype}: use value.float(), or requires_grad_(False)"
+            )
+        # The count belongs to the memory: later writes through `value` are seen here, and those to the old memory are not.
+        # It goes on from the higher one, so that no number noted of this tensor comes again.
         self._version[0] += 1
+        version[0] = max(version[0], self._version[0])
+        self._data, self._version = array, version
+        if self._is_view:  # not any more of what it was taken from
+            self._is_view, self._origin = False, None
         if self._node is not None and self._node.op is None:
             self._node.dtype = array.dtype  # a leaf may change format: model.half()
 
@@ -291,9 +307,7 @@ class Tensor(Methods):
     def _keep_gradient(self, total):
         if isinstance(total, Tensor):
             self._grad = total
-        elif not self._grad._is_view:
-            self._grad.data = total
-        else:  # perhaps of a flat buffer that holds all gradients
+        else:  # in place: p.grad.data, or a flat buffer of all gradients, may share the memory
             self._grad._data[...] = total
             self._grad._version[0] += 1
 
@@ -319,12 +333,17 @@ class Tensor(Methods):
                 tensor._keep_gradient(tensor._accumulated(g))
             return g
 
-        self._add_hook(keep)
+        node = self._history()
+        node.hooks = node.hooks or {}
+        node.hooks[_KEEP] = keep
 
     def _add_hook(self, function):
         node = self._history()
         node.hooks = node.hooks or {}
-        return HookHandle(node.hooks, function)
+        handle = HookHandle(node.hooks, function)
+        if _KEEP in node.hooks:  # .grad is what the hooks made of the gradient: last, as in PyTorch
+            node.hooks[_KEEP] = node.hooks.pop(_KEEP)
+        return handle
 
     # -- history and copies
 

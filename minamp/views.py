@@ -26,6 +26,9 @@ def follow(view):
     if origin is None or origin.version == view._version[0]:
         return
     base = origin.base
+    if base._version is not view._version:  # by x.data = y the base has other memory now
+        view._origin = None
+        return
     if base._is_view:
         follow(base)
     if base._node is not origin.node:

@@ -404,7 +404,7 @@ def test_a_step_that_can_not_be_made_writes_no_weight_and_counts_no_step():
         give(p, [1.0, 1.0, 1.0])
 
     def other_format(p, optimizer):
-        p.data = np.ones(2, np.int64)
+        p.requires_grad, p.data = False, np.ones(2, np.int64)
 
     for spoil, error, text in (
         (

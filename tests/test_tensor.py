@@ -348,6 +348,89 @@ def test_data_is_the_memory_without_history():
     assert w.tolist() == [2.0, 3.0]
 
 
+def test_a_tensor_that_wants_gradients_is_given_no_integers():
+    w = leaf(1.0, 2.0)
+    with pytest.raises(RuntimeError, match=r"can't hold int64: use value.float\(\)"):
+        w.data = minamp.tensor([3, 4])
+    assert w.tolist() == [1.0, 2.0]
+    w.requires_grad = False
+    w.data = minamp.tensor([3, 4])
+    assert w.dtype == np.int64
+
+
+def test_after_an_exchange_of_data_writes_count_for_the_memory_they_reach():
+    w = leaf(1.0, 2.0)
+    old, new = w.data, minamp.tensor([3.0, 4.0])
+    w.data = new
+    y = (w * w).sum()
+    old.zero_()  # not w's memory any more
+    y.backward()
+    assert w.grad.tolist() == [6.0, 8.0]
+    y = (w * w).sum()
+    new.zero_()
+    with pytest.raises(RuntimeError, match="written in place"):
+        y.backward()
+    # an untouched tensor's count starts lower than that of the one it is given to
+    w = leaf(1.0, 2.0)
+    w.data.add_(1.0)
+    seen = w._version[0]
+    w.data = minamp.tensor([3.0, 4.0])
+    assert w._version[0] > seen
+
+
+def test_the_cast_of_a_weight_whose_data_was_exchanged_is_made_anew():
+    w, x = minamp.nn.Parameter(minamp.eye(2)), minamp.ones(1, 2)
+    with minamp.autocast(dtype=float16):
+        for factor in (1.0, 3.0, 5.0):
+            w.data = minamp.eye(2) * factor
+            assert (x @ w).tolist() == [[factor, factor]]
+            w.data.mul_(2.0)
+            assert (x @ w).tolist() == [[2 * factor, 2 * factor]]
+
+
+def test_an_exchange_of_data_ends_a_view():
+    a = leaf(1.0, 2.0)
+    x = minamp.zeros(4)
+    v = x[:2]
+    v.data = minamp.tensor([5.0, 6.0])
+    v += a
+    assert x.tolist() == [0.0] * 4 and v.tolist() == [6.0, 8.0] and not x.requires_grad
+    (v * v).sum().backward()
+    assert a.grad.tolist() == [12.0, 16.0]
+    x = minamp.ones(4)
+    v, inner = x[:3], x[:3][:2]
+    x.data = minamp.zeros(4)
+    for view in (v[:2], inner):
+        view *= a
+    assert x.tolist() == [0.0] * 4 and v.tolist() == inner.tolist() + [1.0] == [1.0, 4.0, 1.0]
+    assert not x.requires_grad
+
+
+def test_what_shares_the_memory_of_a_gradient_sees_it_grow():
+    w = leaf(1.0, 2.0)
+    (w * w).sum().backward()
+    g, same = w.grad.data, w.grad
+    (w * w).sum().backward()
+    assert w.grad is same and g.tolist() == w.grad.tolist() == [4.0, 8.0]
+
+
+def test_a_retained_gradient_is_what_the_hooks_made_of_it():
+    for first in (True, False):
+        x = leaf(1.0, 2.0)
+        y = x * 2.0
+        if first:
+            y.retain_grad()
+        handle = y.register_hook(lambda g: g * 10.0)
+        y.register_hook(lambda g: g + 1.0)
+        if not first:
+            y.retain_grad()
+        y.sum().backward(retain_graph=True)
+        assert y.grad.tolist() == [11.0, 11.0] and x.grad.tolist() == [22.0, 22.0]
+        handle.remove()
+        y.sum().backward()
+        assert y.grad.tolist() == [13.0, 13.0]
+
+
 def test_in_place_ops_inside_the_record():
     x = leaf(1.0, 2.0)
     y = x * 3.0
