@@ -23,15 +23,16 @@ from minamp.backends import gpu_status
 from minamp.checkpoint import load, save
 from minamp.create import (
     arange,
+    bernoulli,
     empty,
+    empty_like,
     eye,
     from_numpy,
     full,
     full_like,
-    get_rng_state,
     int64,
     linspace,
-    manual_seed,
+    multinomial,
     ones,
     ones_like,
     rand,
@@ -40,11 +41,11 @@ from minamp.create import (
     randn,
     randn_like,
     randperm,
-    set_rng_state,
     zeros,
     zeros_like,
 )
 from minamp.debug import debug
+from minamp.draw import get_rng_state, manual_seed, set_rng_state
 from minamp.formats import bfloat16, float8_e4m3fn, float8_e5m2, float16, float32, float64
 from minamp.formats import format_of as finfo
 from minamp.methods import ALIASES as _ALIASES
@@ -60,6 +61,7 @@ int8, int16, int32, uint8 = (_np.dtype(t) for t in (_np.int8, _np.int16, _np.int
 bool = _np.dtype(_np.bool_)
 
 dtype, iinfo, inf, nan, pi = _np.dtype, _np.iinfo, _np.inf, _np.nan, _np.pi
+Size = tuple  # what a shape is
 
 __version__ = "0.1.0"
 

@@ -1,65 +1,23 @@
-"""New tensors, and the one random generator they are drawn from."""
+"""New tensors; the random ones are drawn by draw.py."""
 
 import math
-import threading
 
 import numpy as np
 
-from minamp.formats import float32, float64, format_of, is_floating
+from minamp.arguments import check_floating, no_tensor
+from minamp.backends import host
+from minamp.draw import generator, normal, uniform
+from minamp.formats import float32, float64, widen
 from minamp.numbers import check_fits, numbers, sized, sizes
 from minamp.tensor import Tensor
 
 int64 = np.dtype(np.int64)
-local = threading.local()
-
-
-def generator():
-    """This thread's NumPy Generator, which initialisation, dropout and rand* draw from."""
-    if not hasattr(local, "generator"):
-        local.generator = np.random.default_rng()
-    return local.generator
-
-
-def manual_seed(seed):
-    """Start this thread's generator anew from `seed` (an int)."""
-    local.generator = np.random.default_rng(seed)
-    return local.generator
-
-
-def get_rng_state():
-    """The generator's state as a dict of plain values."""
-    return generator().bit_generator.state
-
-
-def set_rng_state(state):
-    """Put back what get_rng_state gave."""
-    generator().bit_generator.state = state
 
 
 def _new(array, dtype, device, requires_grad):
     out = Tensor(array).to(dtype)
     out = out if device is None else out.to(device)
     return out.requires_grad_() if requires_grad else out
-
-
-def _check_floating(name, dtype):
-    if not is_floating(dtype):
-        raise RuntimeError(f"{name}: draws floating values, dtype {dtype} can't hold them: use randint")
-
-
-def uniform(name, shape, dtype):
-    """An array of values in [0, 1), with as many bits as `dtype` holds just below 1: more would round up to 1."""
-    _check_floating(name, dtype)
-    if dtype.itemsize > 2:
-        return generator().random(shape, dtype)
-    steps = 2 / format_of(dtype).eps
-    return np.floor(generator().random(shape, np.float32) * steps) / steps
-
-
-def normal(name, shape, dtype):
-    """An array of standard normal values, float32 or float64."""
-    _check_floating(name, dtype)
-    return generator().standard_normal(shape, float64 if dtype == float64 else float32)
 
 
 @sized
@@ -162,6 +120,11 @@ def zeros_like(input, *, dtype=None, device=None, requires_grad=False):
     )
 
 
+def empty_like(input, *, dtype=None, device=None, requires_grad=False):
+    """Zeros in the shape and dtype of input: memory whose contents don't matter."""
+    return zeros_like(input, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
 def ones_like(input, *, dtype=None, device=None, requires_grad=False):
     """Ones in the shape and dtype of input."""
     return ones(
@@ -192,3 +155,51 @@ def rand_like(input, *, dtype=None, device=None, requires_grad=False):
     return rand(
         input.shape, dtype=dtype or input.dtype, device=device or input.device, requires_grad=requires_grad
     )
+
+
+def bernoulli(input):
+    """1 with the probability that stands in `input`, else 0, in its shape and dtype. RuntimeError outside [0, 1]."""
+    p = _weights("bernoulli", input)
+    if not ((p >= 0) & (p <= 1)).all():
+        raise RuntimeError(
+            "bernoulli: probabilities must lie in [0, 1]: use x.clamp(0, 1), or sigmoid of scores"
+        )
+    return _new(generator().random(p.shape) < p, input.dtype, input.device, False)
+
+
+def multinomial(input, num_samples, replacement=False):
+    """num_samples indices (int64) for each row of `input`, drawn in proportion to the weights that stand there.
+
+    input: a vector or matrix of floats; a row need not sum to 1. Without replacement no index comes twice in a row.
+    RuntimeError for weights that are negative or not finite, and for rows with too few that are not 0.
+    """
+    weights = _weights("multinomial", input)
+    if weights.ndim not in (1, 2):
+        raise RuntimeError(
+            f"multinomial: input has shape {input.shape}: give a vector, or a matrix of one row for each draw"
+        )
+    if not (np.isfinite(weights) & (weights >= 0)).all():
+        raise RuntimeError("multinomial: weights must be finite and not negative: use softmax of the scores")
+    least = 1 if replacement else num_samples
+    if num_samples < 1 or ((weights > 0).sum(-1) < least).any():
+        raise RuntimeError(
+            f"multinomial: can't draw {num_samples} of {input.shape[-1]} weights where fewer than {least} are above 0"
+            + ("" if replacement else ": draw fewer, or replacement=True")
+        )
+    if replacement:
+        ends = np.cumsum(np.atleast_2d(weights), -1)
+        draws = generator().random((len(ends), num_samples)) * ends[:, -1:]
+        ends[ends == ends[:, -1:]] = np.inf  # a draw that was rounded up to the sum is the last one's
+        at = np.stack([np.searchsorted(end, u, side="right") for end, u in zip(ends, draws, strict=True)])
+    else:  # the num_samples smallest of exponential waiting times, whose rates are the weights
+        with np.errstate(divide="ignore"):
+            at = np.argsort(generator().standard_exponential(weights.shape) / weights, -1)[..., :num_samples]
+    return _new(at.reshape(*input.shape[:-1], num_samples), int64, input.device, False)
+
+
+def _weights(name, x):
+    """The values of a floating tensor as a float64 array."""
+    if not isinstance(x, Tensor):
+        raise no_tensor(name, "input", x)
+    check_floating(name, x)
+    return widen(host(x._data)).astype(float64)

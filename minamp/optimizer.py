@@ -9,8 +9,8 @@ from minamp import backends, weights
 from minamp.announce import announced
 from minamp.arguments import check_number
 from minamp.batch import Batch
-from minamp.create import generator
 from minamp.devices import same_device
+from minamp.draw import generator
 from minamp.formats import float32, float64
 from minamp.nn.module import zero_grad
 from minamp.quiet import quiet

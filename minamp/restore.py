@@ -20,7 +20,7 @@ from minamp import backends
 from minamp.anomaly import set_detect_anomaly
 from minamp.autocast import state as autocast_state
 from minamp.backends import errors
-from minamp.create import generator, local
+from minamp.draw import generator, local
 from minamp.record import grad_mode, observers
 from minamp.tensor import Tensor
 

@@ -8,7 +8,8 @@ from minamp import backends, views
 from minamp.announce import announced
 from minamp.backends import host
 from minamp.devices import same_device
-from minamp.formats import bfloat16, float16, float32, float64, is_floating, is_half, widen
+from minamp.draw import normal, uniform
+from minamp.formats import bfloat16, cast, float16, float32, float64, is_floating, is_half, widen
 from minamp.keys import as_vector, ints_first, picks, plain_key, without_idle_ellipsis
 from minamp.methods import OPS, Methods
 from minamp.numbers import check_fits, check_integers, numbers, sized, sizes
@@ -496,6 +497,16 @@ class Tensor(Methods):
     def zero_(self):
         return self.fill_(0)
 
+    def normal_(self, mean=0.0, std=1.0):
+        """Normal values everywhere."""
+        return self.copy_(Tensor(normal("normal_", self.shape, self.dtype) * std + mean))
+
+    def uniform_(self, a=0.0, b=1.0):
+        """Uniform values in [a, b) everywhere: what rounds up to b becomes a, as in PyTorch."""
+        values = cast(uniform("uniform_", self.shape, self.dtype) * (b - a) + a, self.dtype)
+        low, high = cast(np.array([a, b], np.float64), self.dtype)
+        return self.copy_(Tensor(np.where(values == high, low, values)))
+
     def new_tensor(self, data, *, dtype=None, device=None, requires_grad=False):
         """A tensor of `data` in this one's dtype, on its device."""
         return tensor(data, dtype or self.dtype, requires_grad, device or self.device)
@@ -513,6 +524,10 @@ class Tensor(Methods):
     @sized
     def new_ones(self, *size, **options):
         return self.new_full(sizes("new_ones", size), 1, **options)
+
+    @sized
+    def new_empty(self, *size, **options):
+        return self.new_full(sizes("new_empty", size), 0, **options)
 
     def __setitem__(self, key, value):
         key = without_idle_ellipsis(plain_key(key, self), self.ndim)

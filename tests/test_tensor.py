@@ -999,10 +999,99 @@ def test_arguments_by_name():
     rows = tensor([[1.0, 2.0], [3.0, 4.0]])
     assert rows.sum(axis=1).tolist() == minamp.sum(input=rows, dim=1).tolist() == [3.0, 7.0]
     assert minamp.cat([rows, rows], axis=1).shape == (2, 4) and rows.argmax(axis=0).tolist() == [1, 1]
+    assert minamp.pow(rows, exponent=2).tolist() == rows.pow(exponent=2).tolist() == [[1.0, 4.0], [9.0, 16.0]]
+    assert rows.mean(axis=1, keepdims=True).tolist() == [[1.5], [3.5]]
+    assert minamp.where(rows > 2.0, input=rows, other=0.0).tolist() == [[0.0, 0.0], [3.0, 4.0]]
     with pytest.raises(TypeError, match="pow: takes a, exponent, and no argument named 'power'"):
         minamp.pow(y, power=2)
     with pytest.raises(TypeError, match="sum: takes x, dim, keepdim, dtype, and no argument named 'mask'"):
         rows.sum(mask=y)
+
+
+def test_arguments_of_composites_in_place_forms_and_sizes_by_name():
+    x = tensor([[1.0, 2.0, 3.0]])
+    y = tensor([[3.0, 1.0, 2.0]])
+    assert minamp.max(input=x, other=y).tolist() == minamp.max(x, other=y).tolist() == [[3.0, 2.0, 3.0]]
+    assert x.max(axis=1, keepdims=True)[0].tolist() == [[3.0]]
+    assert minamp.stack([x, y], axis=1).shape == (1, 2, 3) and minamp.squeeze(input=x).shape == (3,)
+    assert minamp.equal(x, other=x)
+    assert x.clone().add_(other=y, alpha=2).tolist() == [[7.0, 4.0, 7.0]]
+    at = tensor([[2, 0]])
+    assert (
+        x.scatter(1, at, value=9.0).tolist()
+        == x.clone().scatter_(1, at, value=9).tolist()
+        == [[9.0, 2.0, 9.0]]
+    )
+    with pytest.raises(TypeError, match="scatter: value is a NoneType, not a Tensor"):
+        x.scatter(1, at)
+    with pytest.raises(TypeError, match="add: takes .* and no argument named 'mask'"):
+        x.add_(mask=y)
+    assert minamp.flip(x, dims=(1,)).tolist() == x.flip(dims=[1]).tolist() == [[3.0, 2.0, 1.0]]
+    assert minamp.permute(x, dims=(1, 0)).shape == minamp.reshape(x, shape=(3, 1)).shape == (3, 1)
+    assert x.view(size=(3,)).shape == (3,) and x.expand(size=(2, 3)).shape == x.repeat(repeats=(2, 1)).shape
+    for make in (minamp.zeros, minamp.ones, minamp.empty, minamp.rand, minamp.randn):
+        assert make(size=(2, 3)).shape == minamp.Size([2, 3])
+    for like in (minamp.zeros_like, minamp.ones_like, minamp.empty_like, minamp.rand_like, minamp.randn_like):
+        assert like(x, device="cpu").shape == x.new_empty(1, 3, device="cpu").shape == x.shape
+    assert x.new_ones((2,), dtype=float16, device="cpu").dtype == float16
+    assert minamp.zeros(2).copy_(x[0, :2], non_blocking=True).tolist() == [1.0, 2.0]
+
+
+def test_random_values_written_in_place():
+    minamp.manual_seed(0)
+    x = minamp.nn.Parameter(minamp.zeros(100, 100))
+    assert (
+        x.data.normal_(1.0, 0.5) is not x
+        and abs(x.mean().item() - 1.0) < 0.02
+        and abs(x.std().item() - 0.5) < 0.02
+    )
+    x.data.uniform_(-0.25, 0.25)
+    assert x.min().item() >= -0.25 and x.max().item() < 0.25 and abs(x.std().item() - 0.5 / 12**0.5) < 0.01
+    half = minamp.zeros(1000, dtype=float16).uniform_(
+        1.0, 1.001
+    )  # two float16 numbers, of which the second is left out
+    assert half.dtype == float16 and set(half.tolist()) == {1.0}
+    with pytest.raises(RuntimeError, match="in-place write to a leaf that requires grad"):
+        x.normal_()
+    y = x * 2.0
+    y.normal_().sum().backward()
+    assert not x.grad.any()
+    with pytest.raises(RuntimeError, match="normal_: draws floating values"):
+        tensor([1, 2]).normal_()
+
+
+def test_draws_by_probabilities():
+    minamp.manual_seed(0)
+    p = minamp.full((10000,), 0.3)
+    assert abs(minamp.bernoulli(p).mean().item() - 0.3) < 0.02
+    ends = minamp.bernoulli(tensor([0.0, 1.0]).half())
+    assert ends.tolist() == [0.0, 1.0] and ends.dtype == float16
+    weights = tensor([[0.0, 1.0, 3.0, 0.0], [2.0, 0.0, 0.0, 2.0]])
+    drawn = minamp.multinomial(weights, 20000, replacement=True)
+    share = F.one_hot(drawn, 4).float().mean(1)
+    assert drawn.dtype == np.int64 and drawn.shape == (2, 20000)
+    assert minamp.allclose(share, tensor([[0.0, 0.25, 0.75, 0.0], [0.5, 0.0, 0.0, 0.5]]), atol=0.02)
+    assert [sorted(row) for row in minamp.multinomial(weights, 2).tolist()] == [[1, 2], [0, 3]]
+    first = [minamp.multinomial(weights[0], num_samples=2)[0].item() for _ in range(2000)]
+    assert set(first) == {1, 2} and abs(first.count(2) / 2000 - 0.75) < 0.04
+    assert minamp.multinomial(weights[0], 1).shape == (1,)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: minamp.bernoulli(tensor([1.5])), r"bernoulli: probabilities must lie in \[0, 1\]"),
+        (lambda: minamp.bernoulli(tensor([float("nan")])), "bernoulli: probabilities"),
+        (lambda: minamp.multinomial(tensor([1.0, -1.0]), 1), "multinomial: weights must be finite"),
+        (lambda: minamp.multinomial(tensor([1.0, 0.0]), 2), "fewer than 2 are above 0: draw fewer"),
+        (lambda: minamp.multinomial(tensor([0.0, 0.0]), 2, True), "fewer than 1 are above 0"),
+        (lambda: minamp.multinomial(minamp.ones(1, 1, 1), 1), "multinomial: input has shape"),
+        (lambda: minamp.multinomial(tensor([1, 2]), 1), "multinomial: not defined for int64"),
+    ],
+)
+def test_what_nothing_can_be_drawn_by(call, text):
+    with pytest.raises(RuntimeError, match=text):
+        call()
 
 
 def test_tensor_takes_what_torchs_takes():

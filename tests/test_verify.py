@@ -16,7 +16,7 @@ from minamp import autocast, nn, optim, verify_amp, watch
 from minamp.autocast import state, without_autocast
 from minamp.autograd import is_anomaly_enabled, set_detect_anomaly
 from minamp.backends import errors
-from minamp.create import generator
+from minamp.draw import generator
 from minamp.record import observers
 from minamp.restore import restored
 from minamp.verify.report import Pair, Report, Seen

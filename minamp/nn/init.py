@@ -1,38 +1,33 @@
-"""Initial values, written into a tensor in place; the random ones are drawn as create.py's are."""
+"""Initial values, written into a tensor in place."""
 
 import math
 
-import numpy as np
-
-from minamp import backends
-from minamp.create import normal, uniform
-from minamp.formats import cast
+from minamp.record import no_grad
 from minamp.tensor import Tensor
 
 
-def _write(tensor, values):
+def _checked(tensor):
     if not isinstance(tensor, Tensor):
         raise TypeError(f"nn.init: needs a Tensor, got {type(tensor).__name__}: give the parameter itself")
-    tensor._data[...] = backends.move(cast(np.asarray(values), tensor.dtype), tensor.device)
-    tensor._version[0] += 1
     return tensor
 
 
+@no_grad()
 def uniform_(tensor, a=0.0, b=1.0):
-    """Uniform values in [a, b): what rounds up to b becomes a, as in PyTorch."""
-    values = cast(uniform("uniform_", tensor.shape, tensor.dtype) * (b - a) + a, tensor.dtype)
-    low, high = cast(np.array([a, b], np.float64), tensor.dtype)
-    return _write(tensor, np.where(values == high, low, values))
+    """Uniform values in [a, b)."""
+    return _checked(tensor).uniform_(a, b)
 
 
+@no_grad()
 def normal_(tensor, mean=0.0, std=1.0):
     """Normal values."""
-    return _write(tensor, normal("normal_", tensor.shape, tensor.dtype) * std + mean)
+    return _checked(tensor).normal_(mean, std)
 
 
+@no_grad()
 def constant_(tensor, val):
     """`val` everywhere."""
-    return _write(tensor, np.full(tensor.shape, val))
+    return _checked(tensor).fill_(val)
 
 
 def zeros_(tensor):

@@ -6,7 +6,7 @@ import numpy as np
 
 from minamp import backends
 from minamp.autocast import is_autocast_enabled
-from minamp.create import generator
+from minamp.draw import generator
 from minamp.formats import float32, is_floating, is_half
 from minamp.op import LOWER_PRECISION, op
 from minamp.tensor import Tensor

@@ -3,7 +3,7 @@
 import math
 
 from minamp import backends
-from minamp.create import generator
+from minamp.draw import generator
 from minamp.op import NOT_LISTED, composite, op
 from minamp.tensor import Tensor
 
