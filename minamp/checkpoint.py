@@ -66,12 +66,18 @@ def save(obj, f):
         raise
 
 
-def load(f):
-    """What save() was given. Tensors (Parameters too) come back as leaf Tensors on the CPU, requires_grad as it was.
+def load(f, map_location=None, *, weights_only=True):
+    """What save() was given. Tensors (Parameters too) come back as leaf Tensors, requires_grad as it was.
 
+    map_location: the device they are moved to, the CPU by default. weights_only: accepted as in torch; nothing is unpickled
+    either way. TypeError for a map_location that is a function or a dict: tensors are saved without their device.
     FileNotFoundError if there is no such file; ValueError, saying what it is instead, for a file that save() has not
     written, that is damaged, or that a newer minamp has written.
     """
+    if not isinstance(map_location, str | None):
+        raise TypeError(
+            f"load: map_location must be a device such as 'cpu' or 'cuda', got {type(map_location).__name__}"
+        )
     path = Path(f)
     if path.is_dir() or not path.exists():
         what = "is a folder" if path.is_dir() else "does not exist"
@@ -82,7 +88,7 @@ def load(f):
             raise ValueError(f"load: {path} {_foreign(start)}")
         try:
             with zipfile.ZipFile(file) as archive:
-                return _read(archive, path)
+                return _read(archive, path, map_location or "cpu")
         except (_Refused, MemoryError):
             raise
         except Exception as error:  # changed bytes make zipfile, json and NumPy raise a dozen kinds
@@ -116,7 +122,7 @@ def _member(i):
     return f"arrays/{i}.npy"
 
 
-def _read(archive, path):
+def _read(archive, path, device):
     names = archive.namelist()
     if any(name.endswith("data.pkl") for name in names):
         raise _Refused(
@@ -133,7 +139,7 @@ def _read(archive, path):
             f"load: {path} was written by a newer minamp (checkpoint format {document['version']}, this one reads up to "
             f"{VERSION}): update minamp"
         )
-    return _unpack(document["content"], archive)
+    return _unpack(document["content"], archive, device)
 
 
 def _pack(x, where, arrays):
@@ -180,19 +186,19 @@ def _pack(x, where, arrays):
     return {**node, "dtype": name}
 
 
-def _unpack(x, archive):
+def _unpack(x, archive, device):
     """What _pack was given."""
     if isinstance(x, list):
-        return [_unpack(v, archive) for v in x]
+        return [_unpack(v, archive, device) for v in x]
     if not isinstance(x, dict):
         return x
     kind = next(iter(x))
     content = x[kind]
     if kind in ("dict", "OrderedDict"):
-        pairs = [(_unpack(k, archive), _unpack(v, archive)) for k, v in content]
+        pairs = [(_unpack(k, archive, device), _unpack(v, archive, device)) for k, v in content]
         return dict(pairs) if kind == "dict" else OrderedDict(pairs)
     if kind == "tuple":
-        return tuple(_unpack(v, archive) for v in content)
+        return tuple(_unpack(v, archive, device) for v in content)
     if kind == "int":
         return int(content, 16)
     if kind == "float":
@@ -207,4 +213,4 @@ def _unpack(x, archive):
         raise ValueError(f"{_member(content)} has dtype {array.dtype}, not {dtype}")
     if kind == "scalar":
         return array[()]
-    return Tensor(array, x["requires_grad"]) if kind == "tensor" else array
+    return Tensor(backends.move(array, device), x["requires_grad"]) if kind == "tensor" else array

@@ -4,10 +4,13 @@ Functions that answer with a number of a GPU raise RuntimeError where there is n
 does nothing there.
 """
 
-from minamp import backends
+from minamp import amp, backends  # noqa: F401  torch.cuda.amp
 from minamp.backends import gpu_status, memory
 from minamp.backends.errors import OutOfMemoryError  # noqa: F401  torch's place for it
 from minamp.backends.graph import CUDAGraph, graph  # noqa: F401
+from minamp.draw import manual_seed
+
+manual_seed_all = manual_seed  # the host's generator draws for every device
 
 
 def is_available():

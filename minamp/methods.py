@@ -155,7 +155,7 @@ class Methods:
     scatter_, scatter_add_ = _inplace("scatter"), _inplace("scatter_add")
     # arrange.py
     topk, sort, argsort = (_method(n) for n in ("topk", "sort", "argsort"))
-    tril, triu, flip = (_method(n) for n in ("tril", "triu", "flip"))
+    tril, triu, flip, roll = (_method(n) for n in ("tril", "triu", "flip", "roll"))
     tril_, triu_ = _inplace("tril"), _inplace("triu")
     split, chunk, unbind = (_method(n) for n in ("split", "chunk", "unbind"))
     # scan.py

@@ -234,6 +234,7 @@ def test_inplace_is_accepted_and_changes_nothing():
     for function, args in ((F.relu, ()), (F.silu, ()), (F.elu, (0.5,)), (F.leaky_relu, (0.2,))):
         assert function(x, *args, inplace=True).equal(function(x, *args, True)) and x.tolist() == [-1, 2]
         assert function(x, *args, True).equal(function(x, *args))
+    assert F.dropout(x, p=1.0, inplace=True).tolist() == [0, 0] and x.tolist() == [-1, 2]
 
 
 def test_clamp():

@@ -11,6 +11,7 @@ from collections import OrderedDict, defaultdict, namedtuple
 import ml_dtypes
 import numpy as np
 import pytest
+import standin
 
 import minamp
 from minamp import checkpoint, nn, optim
@@ -85,6 +86,21 @@ def test_parameters_come_back_as_leaf_tensors_and_history_is_dropped(tmp_path):
     got = round_trip([p, frozen, p * 2, p.detach()], tmp_path)
     assert [type(t) for t in got] == [minamp.Tensor] * 4
     assert [t.requires_grad for t in got] == [True, False, True, False] and all(t.is_leaf for t in got)
+
+
+def test_load_takes_torchs_arguments(tmp_path):
+    state = {"w": minamp.ones(2), "steps": [np.arange(2)]}
+    minamp.save(state, tmp_path / "c")
+    for device in (None, "cpu", minamp.device("cpu")):
+        assert bits(minamp.load(tmp_path / "c", map_location=device, weights_only=False)) == bits(state)
+    with standin.installed():
+        got = minamp.load(tmp_path / "c", "cuda")
+        assert (
+            got["w"].is_cuda and type(got["steps"][0]) is np.ndarray and got["w"].cpu().tolist() == [1.0, 1.0]
+        )
+    for function in (lambda storage, loc: storage, {"cuda:0": "cpu"}):
+        with pytest.raises(TypeError, match="map_location must be a device such as 'cpu'"):
+            minamp.load(tmp_path / "c", map_location=function)
 
 
 def test_rng_states_are_128_bit_integers(tmp_path):

@@ -698,3 +698,23 @@ def test_values_of_more_dimensions_at_a_mask_of_everything():
     (y * tensor([[3.0, 0.0], [0.0, 5.0]])).sum().backward()
     assert v.grad.tolist() == [[3, 5]]
     assert minamp.zeros(2, 2).index_put((mask,), v[None]).tolist() == [[1, 0], [0, 2]]
+
+
+@pytest.mark.parametrize(
+    ("shifts", "dims"), [(1, 0), (-5, 1), ((1, -2), (1, 2)), ((1, 1), (2, 2)), (4, None), ([2], [-1])]
+)
+def test_roll(shifts, dims):
+    array = np.arange(24.0).reshape(2, 3, 4)
+    rolled = minamp.roll(tensor(array), shifts, dims)
+    numpys = shifts if isinstance(shifts, int) else tuple(shifts)
+    wanted = np.roll(array, numpys, dims if dims is None or isinstance(dims, int) else tuple(dims))
+    assert rolled.tolist() == wanted.tolist() == tensor(array).roll(shifts=shifts, dims=dims).tolist()
+    check_grads(lambda x: minamp.roll(x, shifts, dims), array)
+
+
+def test_roll_of_little_and_what_it_refuses():
+    assert minamp.roll(tensor(3.0), 1).item() == 3.0 and minamp.roll(minamp.zeros(0, 2), 1, 0).shape == (0, 2)
+    with pytest.raises(RuntimeError, match="roll: 1 shifts for 2 dims"):
+        minamp.roll(minamp.zeros(2, 2), 1, (0, 1))
+    with pytest.raises(IndexError, match="roll: dim 2 is out of range"):
+        minamp.roll(minamp.zeros(2, 2), 1, 2)

@@ -306,7 +306,7 @@ def test_the_schedule_follows_the_steps_that_are_made():
         (lambda o: ReduceLROnPlateau(o, factor=1), ValueError, "factor must be less than 1, got 1"),
         (lambda o: ReduceLROnPlateau(o, "best"), ValueError, "mode must be 'min' or 'max', got 'best'"),
         (lambda o: ReduceLROnPlateau(o, threshold_mode="x"), ValueError, "must be 'rel' or 'abs', got 'x'"),
-        (lambda o: LRScheduler(o), NotImplementedError, "LRScheduler has no _lr"),
+        (lambda o: LRScheduler(o), NotImplementedError, r"LRScheduler has no get_lr\(\)"),
     ],
 )
 def test_errors_name_the_argument_and_the_repair(make, error, text):
@@ -326,3 +326,59 @@ def test_a_cycle_ends_and_a_new_group_needs_a_new_schedule():
     o.add_param_group({"params": [nn.Parameter(np.ones(1, np.float32))]})
     with pytest.raises(ValueError, match="StepLR: made for 2 parameter groups, the optimizer has 3"):
         schedule.step()
+
+
+class Poly(lr_scheduler._LRScheduler):
+    """As users write them for torch: from the first rates."""
+
+    def __init__(self, optimizer, steps, power=0.9, last_epoch=-1):
+        self.steps, self.power = steps, power
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self):
+        return [base * (1 - self.last_epoch / self.steps) ** self.power for base in self.base_lrs]
+
+
+class Halving(LRScheduler):
+    """From the rates as they stand, every second step."""
+
+    def get_lr(self):
+        factor = 0.5 if self.last_epoch > 0 and self.last_epoch % 2 == 0 else 1.0
+        return [group["lr"] * factor for group in self.optimizer.param_groups]
+
+
+@pytest.mark.parametrize(
+    ("make", "wanted"),
+    [
+        (lambda o: Poly(o, 10), [0.1 * (1 - t / 10) ** 0.9 for t in range(9)]),
+        (Halving, [0.1, 0.1, 0.05, 0.05, 0.025, 0.025, 0.0125, 0.0125, 0.00625]),
+    ],
+)
+def test_a_schedule_of_ones_own_defines_get_lr(make, wanted):
+    optimizer = made()
+    schedule = make(optimizer)
+    seen = []
+    for t in range(9):
+        if t == 4:  # goes on in a new one, after an odd and an even step alike
+            state, optimizer = schedule.state_dict(), made()
+            schedule = make(optimizer)
+            schedule.load_state_dict(state)
+        seen.append(optimizer.param_groups[0]["lr"])
+        assert schedule.get_last_lr() == [g["lr"] for g in optimizer.param_groups]
+        assert optimizer.param_groups[1]["lr"] == pytest.approx(3 * seen[-1])
+        optimizer.step()
+        schedule.step()
+    assert seen == pytest.approx(wanted)
+
+
+def test_a_get_lr_that_fails_changes_nothing():
+    class Failing(Halving):
+        def get_lr(self):
+            return super().get_lr() if self.last_epoch < 2 else 1 / 0
+
+    optimizer = made()
+    schedule = Failing(optimizer)
+    schedule.step()
+    with pytest.raises(ZeroDivisionError):
+        schedule.step()
+    assert schedule.last_epoch == 1 and optimizer.param_groups[0]["lr"] == 0.1

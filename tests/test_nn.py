@@ -196,6 +196,71 @@ def test_train_eval_apply_zero_grad_requires_grad():
 # -- containers
 
 
+def test_sequential_takes_a_module_in_its_middle():
+    net = nn.Sequential(nn.ReLU(), nn.Tanh())
+    net.insert(1, nn.Sigmoid())
+    assert [type(m).__name__ for m in net] == ["ReLU", "Sigmoid", "Tanh"] and list(net._modules) == [
+        "0",
+        "1",
+        "2",
+    ]
+
+
+def test_parameter_list():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.ws = nn.ParameterList([nn.Parameter(np.full(2, i, f32)) for i in range(2)])
+
+        def forward(self, x):
+            return sum(w * x for w in self.ws)
+
+    net = Net()
+    net.ws.append(minamp.full((2,), 2.0)).extend(nn.Parameter(np.zeros(2, f32)) for _ in range(1))
+    assert [n for n, _ in net.named_parameters()] == ["ws.0", "ws.1", "ws.2", "ws.3"] and len(net.ws) == 4
+    net(minamp.ones(2)).sum().backward()
+    assert all(w.grad.tolist() == [1.0, 1.0] for w in net.ws) and isinstance(net.ws[2], nn.Parameter)
+    net.ws[-1] = minamp.ones(2)
+    assert list(net.state_dict()) == ["ws.0", "ws.1", "ws.2", "ws.3"] and net.ws[3].tolist() == [1.0, 1.0]
+    part = net.ws[1:3]
+    assert isinstance(part, nn.ParameterList) and part[0] is net.ws[1] and len(part) == 2
+    with pytest.raises(IndexError, match="ParameterList: index 4 is out of range, it has 4 parameters"):
+        net.ws[4]
+    with pytest.raises(TypeError, match="Parameter: needs numbers or bools, got str"):
+        net.ws.extend([minamp.ones(2), "w"])
+    assert len(net.ws) == 4
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.BatchNorm1d(3),
+        lambda: nn.BatchNorm2d(3, affine=False),
+        lambda: nn.BatchNorm1d(3, track_running_stats=False),
+        lambda: nn.LayerNorm(3),
+        lambda: nn.LayerNorm(3, bias=False),
+        lambda: nn.RMSNorm(3),
+        lambda: nn.GroupNorm(1, 3, affine=False),
+        lambda: nn.GroupNorm(1, 3),
+        lambda: nn.PReLU(2, init=0.1),
+    ],
+)
+def test_reset_parameters_is_a_fresh_start(make):
+    layer, fresh = make(), make()
+    for t in layer.state_dict().values():
+        t.fill_(7)
+    layer.reset_parameters()
+    for name, t in fresh.state_dict().items():
+        assert layer.state_dict()[name].tolist() == t.tolist(), name
+
+
+def test_an_embedding_is_drawn_anew_but_for_its_padding():
+    layer = nn.Embedding(50, 20, padding_idx=-1)
+    layer.weight.data.fill_(7.0)
+    layer.reset_parameters()
+    assert abs(layer.weight[:-1].std().item() - 1.0) < 0.1 and not layer.weight[-1].any()
+
+
 def test_sequential_indexes_slices_and_grows():
     net = make_net()
     assert net[0] is net[-3] and len(net) == 3 and list(net)[1] is net[1]
@@ -649,7 +714,7 @@ INF, NAN = math.inf, math.nan
 def test_B41_clip_grad_norm(grads, args, norm, after):
     ps = with_grads(*grads)
     held = [p.grad for p in ps]
-    total = nn.utils.clip_grad_norm_(ps, *args)
+    total = nn.utils.clip_grad_norm_(ps, *args, foreach=False)
     assert isinstance(total, minamp.Tensor) and total.shape == () and total.dtype == f32
     np.testing.assert_allclose(total.item(), norm, rtol=2e-7)
     np.testing.assert_allclose([p.grad.item() for p in ps], after, rtol=1e-7, atol=6e-8)  # seven digits

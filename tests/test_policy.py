@@ -125,7 +125,7 @@ EXAMPLES = {
     **each("sort", lambda f, d: f(x(d)).values),
     **each("topk", lambda f, d: f(x(d), 2).values),
     **each("pad constant_pad_nd", lambda f, d: f(x(d), (1, 1))),
-    **each("flip cumsum cumprod", lambda f, d: f(x(d), 1)),
+    **each("flip roll cumsum cumprod", lambda f, d: f(x(d), 1)),
     **each("split chunk", lambda f, d: f(x(d), 2)[0]),
     **each("unbind", lambda f, d: f(x(d))[0]),
     **each("recurrence", lambda f, d: f(x(d), x(d), 1)),

@@ -652,7 +652,37 @@ def test_integers_beside_a_floating_number_are_float32(kind, half):
     assert OPS["where"](x > 0, x, half).tolist() == [1, 0.5]
 
 
+@pytest.mark.parametrize(
+    "name",
+    "abs neg sign round floor ceil square sqrt rsqrt reciprocal exp expm1 log log1p log2 log10 sin cos tanh sigmoid relu".split(),
+)
+def test_elementwise_ops_in_place(name):
+    x = tensor([0.25, 1.5, 2.5], requires_grad=True)
+    y = x * 1.0
+    assert getattr(y, name + "_")() is y and y.equal(OPS[name](x))
+    (g,) = grad(OPS[name](x).sum(), x)
+    y.sum().backward()
+    assert x.grad.equal(g)
+
+
+def test_dtypes_are_numpys_and_shapes_tuples():
+    x = minamp.zeros(2, 3)
+    assert type(x.dtype) is type(np.dtype(np.float32)) and type(x.shape) is minamp.Size is tuple
+    assert x.is_floating_point() and x.numel() == 6
+
+
+def test_a_device_by_type_and_number():
+    assert minamp.device("cuda", 1) == "cuda:1" and minamp.device("cuda", 0).index == 0
+    with pytest.raises(RuntimeError, match="unknown device 'gpu:0'"):
+        minamp.device("gpu", 0)
+
+
 def test_cuda_names_of_training_scripts():
+    assert minamp.cuda.amp.autocast is minamp.autocast and minamp.cuda.amp.GradScaler is minamp.GradScaler
+    minamp.cuda.manual_seed_all(3)
+    first = minamp.rand(2).tolist()
+    minamp.cuda.manual_seed(3)
+    assert minamp.rand(2).tolist() == first
     available = minamp.cuda.is_available()
     assert available == (minamp.gpu_status() == "ok") and minamp.cuda.device_count() == int(available)
     minamp.cuda.synchronize()

@@ -1,7 +1,7 @@
 """Networks: Module and Parameter, the layers, the losses, their initialisation, clip_grad_norm_."""
 
 from minamp.nn import functional, init, utils
-from minamp.nn.containers import ModuleDict, ModuleList, Sequential
+from minamp.nn.containers import ModuleDict, ModuleList, ParameterList, Sequential
 from minamp.nn.layers import Conv1d, Conv2d, ConvTranspose2d, Embedding, Linear, PReLU
 from minamp.nn.losses import (
     BCELoss,
@@ -71,6 +71,7 @@ __all__ = [
     "NLLLoss",
     "PReLU",
     "Parameter",
+    "ParameterList",
     "RMSNorm",
     "ReLU",
     "Sequential",

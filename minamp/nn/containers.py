@@ -1,30 +1,32 @@
-"""Sequential, ModuleList and ModuleDict: modules in order."""
+"""Sequential, ModuleList and ModuleDict: modules in order. ParameterList: parameters in order."""
 
 import operator
 
-from minamp.nn.module import Module
+from minamp.nn.module import Module, Parameter
+
+
+def _name_at(owner, table, i):
+    """The name of what stands at place i of a table."""
+    i = operator.index(i)
+    if not -len(table) <= i < len(table):
+        what = "modules" if table is owner._modules else "parameters"
+        raise IndexError(f"{type(owner).__name__}: index {i} is out of range, it has {len(table)} {what}")
+    return list(table)[i]
 
 
 class _Ordered(Module):
     """Modules named "0", "1", ... that index, slice, iterate and grow like a list."""
 
-    def _name(self, i):
-        names = list(self._modules)
-        i = operator.index(i)
-        if not -len(names) <= i < len(names):
-            raise IndexError(f"{type(self).__name__}: index {i} is out of range, it has {len(names)} modules")
-        return names[i]
-
     def __getitem__(self, i):
         if isinstance(i, slice):
             return self._slice(list(self._modules.items())[i])
-        return self._modules[self._name(i)]
+        return self._modules[_name_at(self, self._modules, i)]
 
     def __setitem__(self, i, module):
-        self.add_module(self._name(i), module)
+        self.add_module(_name_at(self, self._modules, i), module)
 
     def __delitem__(self, i):
-        del self._modules[self._name(i)]
+        del self._modules[_name_at(self, self._modules, i)]
         modules = list(self._modules.values())
         self._modules.clear()
         self.extend(modules)
@@ -48,6 +50,14 @@ class _Ordered(Module):
         for module in modules:
             self.append(module)
         return self
+
+    def insert(self, i, module):
+        """Put a module before position i."""
+        i = operator.index(i)
+        self.append(module)  # under one name more, which refuses what is no module
+        *modules, module = self
+        modules.insert(i, module)
+        self._modules.update(zip(list(self._modules), modules, strict=True))
 
 
 class Sequential(_Ordered):
@@ -79,14 +89,6 @@ class ModuleList(_Ordered):
 
     def _slice(self, items):
         return ModuleList(module for _, module in items)
-
-    def insert(self, i, module):
-        """Put a module before position i."""
-        i = operator.index(i)
-        self.append(module)  # under one name more, which refuses what is no module
-        *modules, module = self
-        modules.insert(i, module)
-        self._modules.update(zip(list(self._modules), modules, strict=True))
 
 
 class ModuleDict(Module):
@@ -149,3 +151,40 @@ class ModuleDict(Module):
     def clear(self):
         """Take all modules out."""
         self._modules.clear()
+
+
+class ParameterList(Module):
+    """A list of Parameters that count as the owner's, named "0", "1", ...; a Tensor is made a Parameter."""
+
+    def __init__(self, values=()):
+        super().__init__()
+        self.extend(values)
+
+    def __getitem__(self, i):
+        if isinstance(i, slice):
+            return ParameterList(list(self)[i])
+        return self._parameters[_name_at(self, self._parameters, i)]
+
+    def __setitem__(self, i, value):
+        self._parameters[_name_at(self, self._parameters, i)] = _parameter(value)
+
+    def __len__(self):
+        return len(self._parameters)
+
+    def __iter__(self):
+        return iter(self._parameters.values())
+
+    def append(self, value):
+        """Add one at the end; returns self."""
+        self._parameters[str(len(self))] = _parameter(value)
+        return self
+
+    def extend(self, values):
+        """Add several at the end; returns self."""
+        for value in [_parameter(v) for v in values]:
+            self.append(value)
+        return self
+
+
+def _parameter(value):
+    return value if isinstance(value, Parameter) else Parameter(value)

@@ -2,7 +2,7 @@
 
 import math
 
-from minamp.create import empty, full
+from minamp.create import empty
 from minamp.formats import float32
 from minamp.nn import functional as F
 from minamp.nn import init
@@ -186,10 +186,14 @@ class Embedding(Module):
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx = padding_row("Embedding", padding_idx, num_embeddings)
         self.weight = new_parameter((num_embeddings, embedding_dim), dtype=dtype, device=device)
+        self.reset_parameters()
+
+    @no_grad()
+    def reset_parameters(self):
+        """Draw the initial values anew."""
         init.normal_(self.weight)
-        if padding_idx is not None:
-            with no_grad():
-                self.weight[self.padding_idx] = 0.0
+        if self.padding_idx is not None:
+            self.weight[self.padding_idx] = 0.0
 
     def forward(self, index):
         return F.embedding(index, self.weight, self.padding_idx)
@@ -203,8 +207,13 @@ class PReLU(Module):
 
     def __init__(self, num_parameters=1, init=0.25, device=None, dtype=None):
         super().__init__()
-        self.num_parameters = num_parameters
-        self.weight = Parameter(full((num_parameters,), init, dtype=dtype or float32, device=device))
+        self.num_parameters, self.init = num_parameters, init
+        self.weight = new_parameter((num_parameters,), dtype=dtype, device=device)
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        """The initial slope again."""
+        init.constant_(self.weight, self.init)
 
     def forward(self, x):
         return F.prelu(x, self.weight)

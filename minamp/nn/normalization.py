@@ -4,12 +4,21 @@ from minamp.arguments import no_tensor
 from minamp.create import ones, zeros
 from minamp.formats import float32
 from minamp.nn import functional as F
+from minamp.nn import init
 from minamp.nn.layers import new_parameter
 from minamp.nn.module import Module
 from minamp.tensor import Tensor, tensor
 
 
-class _BatchNorm(Module):
+class _Affine(Module):
+    def reset_parameters(self):
+        """The initial values again: weight 1, bias 0."""
+        for name, fill in (("weight", init.ones_), ("bias", init.zeros_)):
+            if self._parameters.get(name) is not None:
+                fill(self._parameters[name])
+
+
+class _BatchNorm(_Affine):
     dims = ()
 
     def __init__(
@@ -36,6 +45,18 @@ class _BatchNorm(Module):
         self.register_buffer("running_mean", zeros(shape, dtype=dtype, device=device) if track else None)
         self.register_buffer("running_var", ones(shape, dtype=dtype, device=device) if track else None)
         self.register_buffer("num_batches_tracked", tensor(0, device=device) if track else None)
+
+    def reset_running_stats(self):
+        """The running statistics as before the first batch."""
+        if self.track_running_stats:
+            self.running_mean.zero_()
+            self.running_var.fill_(1.0)
+            self.num_batches_tracked.zero_()
+
+    def reset_parameters(self):
+        """The initial values again: weight 1, bias 0, and the running statistics' own."""
+        self.reset_running_stats()
+        super().reset_parameters()
 
     def forward(self, x):
         if not isinstance(x, Tensor):
@@ -83,7 +104,7 @@ class BatchNorm2d(_BatchNorm):
     dims = (4,)
 
 
-class LayerNorm(Module):
+class LayerNorm(_Affine):
     """Normalizes each sample over its last dimensions, `normalized_shape` (Ba et al., 2016)."""
 
     def __init__(
@@ -109,7 +130,7 @@ class LayerNorm(Module):
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
 
 
-class RMSNorm(Module):
+class RMSNorm(_Affine):
     """Divides each sample by its root mean square over the last dimensions (Zhang and Sennrich, 2019)."""
 
     def __init__(self, normalized_shape, eps=None, elementwise_affine=True, device=None, dtype=None):
@@ -132,7 +153,7 @@ class RMSNorm(Module):
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
 
 
-class GroupNorm(Module):
+class GroupNorm(_Affine):
     """Normalizes each sample over groups of channels of x (N, C, ...) (Wu and He, 2018)."""
 
     def __init__(self, num_groups, num_channels, eps=1e-5, affine=True, device=None, dtype=None):

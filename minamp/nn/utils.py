@@ -42,7 +42,8 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, error_if_nonfinite=Fals
     The factor is min(max_norm / (norm + 1e-6), 1), so an infinite norm sets the finite gradients to 0, and a
     nan all to nan. Norms are float32 whatever the gradients' format. parameters: Tensors or one Tensor;
     norm_type: any power, or inf; gradients without values count for nothing. RuntimeError with
-    error_if_nonfinite=True for a norm that is inf or nan; the gradients are then untouched.
+    error_if_nonfinite=True for a norm that is inf or nan; the gradients are then untouched. foreach: torch's choice between
+    implementations, without effect.
     """
     gradients = [g for g in _gradients("clip_grad_norm_", parameters) if g.numel()]
     max_norm, norm_type = float(max_norm), float(norm_type)
@@ -72,7 +73,7 @@ def _scale(g, factor):
 @announced("clip_grad_value_")
 @quiet
 def clip_grad_value_(parameters, clip_value, foreach=None):
-    """Clamp every gradient value to [-clip_value, clip_value] in place; nan stays nan."""
+    """Clamp every gradient value to [-clip_value, clip_value] in place; nan stays nan. foreach: as in clip_grad_norm_."""
     clip_value = float(clip_value)
     for g in _gradients("clip_grad_value_", parameters):
         m = backends.of(g._data)

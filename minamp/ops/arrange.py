@@ -7,7 +7,7 @@ import numpy as np
 from minamp.op import NOT_LISTED, composite, op
 from minamp.ops.indexing import index, number_in
 from minamp.ops.scatter import gather
-from minamp.ops.shape import dim_of
+from minamp.ops.shape import dim_of, reshape
 
 # ------------------------------------------------------------------------------------------------------------------- orders
 
@@ -156,6 +156,23 @@ class flip:
 
     def vjp_x(m, g, dims):
         return m.flip(g, dims)
+
+
+@composite
+def roll(input, shifts, dims=None):
+    """input moved by `shifts` places along `dims`, or as if flat; what leaves at one end enters at the other."""
+    if dims is None:
+        return reshape(roll(reshape(input, -1), shifts, 0), input.shape)
+    shifts, dims = ((n,) if isinstance(n, int) else tuple(n) for n in (shifts, dims))
+    if len(shifts) != len(dims):
+        raise RuntimeError(f"roll: {len(shifts)} shifts for {len(dims)} dims: give one for each")
+    for shift, dim in zip(shifts, dims, strict=True):
+        dim = dim_of("roll", input, dim)
+        size = input.shape[dim] if input.ndim else 0
+        if size:
+            at = (np.arange(size) - shift) % size
+            input = index(input, (slice(None),) * dim + (at,))
+    return input
 
 
 @composite

@@ -21,8 +21,10 @@ from minamp.arguments import check_number
 
 
 class LRScheduler:
-    """Base class: writes a new 'lr' into every parameter group, at once and at each step(); subclasses write _lr.
+    """Base class: writes a new 'lr' into every parameter group, at once and at each step().
 
+    A subclass defines get_lr(), a list of the groups' rates at step self.last_epoch, as torch's do, from self.base_lrs or from
+    the rates that stand in self.optimizer.param_groups; those here define _lr, the rate as a formula.
     last_epoch: where an earlier run stood; other than -1 the groups need its 'initial_lr' (KeyError).
     """
 
@@ -45,11 +47,19 @@ class LRScheduler:
 
     def _lr(self, base, step):
         """The rate after `step` steps where it began with `base`."""
-        raise NotImplementedError(f"{self._name} has no _lr(base, step): define it")
+        raise NotImplementedError(f"{self._name} has no get_lr(): define it")
+
+    def get_lr(self):
+        """The groups' rates at step last_epoch."""
+        return [self._lr(base, self.last_epoch) for base in self.base_lrs]
 
     def _at(self, step):
         """Per group, the options after `step` steps."""
-        return [{"lr": self._lr(base, step)} for base in self.base_lrs]
+        before, self.last_epoch = self.last_epoch, step
+        try:  # loaded, a rate made from the one before must not be made again
+            return [{"lr": lr} for lr in (self._last_lr if step == before else self.get_lr())]
+        finally:
+            self.last_epoch = before
 
     def step(self):
         """The next learning rate; after optimizer.step()."""
@@ -115,6 +125,9 @@ class LRScheduler:
                 f"{self._name}: {name} has {len(values)} values for {len(groups)} parameter groups: give one for each"
             )
         return values
+
+
+_LRScheduler = LRScheduler  # torch's older name
 
 
 class LambdaLR(LRScheduler):

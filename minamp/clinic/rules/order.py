@@ -19,7 +19,9 @@ def _raw_steps(trace):
         if backward is None or not scale_of(backward)[1]:
             continue
         names = names or list(call.before)
-        clips = [c for c in trace.calls("clip_grad_norm_", "clip_grad_value_") if set(c.written()) & set(names)]
+        clips = [
+            c for c in trace.calls("clip_grad_norm_", "clip_grad_value_") if set(c.written()) & set(names)
+        ]
         look = next((c for c in clips if backward.index < c.index < call.index), call)
         still = still_scaled(trace, backward, look, scale_of(backward)[0], names)
         if still or not _decides(trace, call, names):
