@@ -293,6 +293,7 @@ add("scatter_add", "A3x4", "A3x2")(lambda k, f, x, v: f(x, 1, k.ints([[0, 0], [3
 add("masked_fill", "A3x3", half=EXACT)(lambda k, f, x: f(x, k.bools([[1, 0, 0], [0, 1, 0], [1, 1, 0]]), -2.5))
 add("tril triu", "A3x4", half=EXACT)(lambda k, f, x: f(x, 1))
 add("flip", "A2x3x2", half=EXACT)(lambda k, f, x: f(x, (0, 2)))
+add("roll", "A2x3x2", half=EXACT)(lambda k, f, x: f(x, (1, -2), (0, 1)))
 add("split", "A3x4", half=EXACT)(lambda k, f, x: f(x, [1, 3], 1)[1])
 add("chunk", "A3x4", half=EXACT)(lambda k, f, x: f(x, 3, 1)[1])
 add("unbind", "A3x4", half=EXACT)(lambda k, f, x: f(x, 1)[2])
