@@ -196,6 +196,40 @@ def test_train_eval_apply_zero_grad_requires_grad():
 # -- containers
 
 
+@pytest.mark.parametrize("dtype", [f32, f16])
+def test_trunc_normal_stays_within_its_limits(dtype):
+    minamp.manual_seed(0)
+    w = nn.Parameter(np.zeros((100, 100), dtype))
+    assert nn.init.trunc_normal_(w, mean=0.5, std=2.0, a=0.0, b=1.0) is w and w.dtype == dtype
+    assert 0.0 <= w.min().item() < 0.05 and 0.95 < w.max().item() <= 1.0
+    assert abs(w.float().std().item() - 0.2874) < 0.005  # 2 sqrt(1 - 0.5 phi(0.25) / (2 Phi(0.25) - 1))
+    nn.init.trunc_normal_(w, std=0.02)
+    assert abs(w.float().std().item() - 0.02) < 0.001
+    with pytest.raises(ValueError, match=r"hardly a value of mean 9.0 and std 1.0 lies in \[-2.0, 2.0\]"):
+        nn.init.trunc_normal_(w, mean=9.0)
+    with pytest.raises(ValueError, match="hardly a value"):
+        nn.init.trunc_normal_(w, a=1.0, b=-1.0)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (3, 8), (8, 3), (2, 3, 2, 2), (0, 3)])
+def test_orthogonal_rows_or_columns(shape):
+    minamp.manual_seed(0)
+    w = nn.init.orthogonal_(nn.Parameter(np.zeros(shape, f32)), gain=2.0)
+    flat = w.detach().numpy().reshape(shape[0], math.prod(shape[1:]))
+    product = flat @ flat.T if flat.shape[0] <= flat.shape[1] else flat.T @ flat
+    np.testing.assert_allclose(product, 4.0 * np.eye(min(flat.shape)), atol=1e-5)
+    with pytest.raises(
+        ValueError, match=r"orthogonal_: needs at least 2 dimensions, this tensor has shape \(3,\)"
+    ):
+        nn.init.orthogonal_(nn.Parameter(np.zeros(3, f32)))
+
+
+def test_orthogonal_matrices_have_no_favourite_sign():
+    minamp.manual_seed(0)
+    first = [nn.init.orthogonal_(minamp.zeros(2, 2))[0, 0].item() for _ in range(400)]
+    assert 150 < sum(v > 0 for v in first) < 250
+
+
 def test_sequential_takes_a_module_in_its_middle():
     net = nn.Sequential(nn.ReLU(), nn.Tanh())
     net.insert(1, nn.Sigmoid())

@@ -2,6 +2,10 @@
 
 import math
 
+import numpy as np
+
+from minamp.draw import normal
+from minamp.formats import float64
 from minamp.record import no_grad
 from minamp.tensor import Tensor
 
@@ -38,6 +42,37 @@ def zeros_(tensor):
 def ones_(tensor):
     """Ones."""
     return constant_(tensor, 1.0)
+
+
+def trunc_normal_(tensor, mean=0.0, std=1.0, a=-2.0, b=2.0):
+    """Normal values, those outside [a, b] drawn anew. ValueError where that are more than 999 of 1000."""
+    low, high = ((limit - mean) / (std * math.sqrt(2)) for limit in (a, b))
+    if not math.erf(high) - math.erf(low) > 2e-3:
+        raise ValueError(
+            f"trunc_normal_: hardly a value of mean {mean} and std {std} lies in [{a}, {b}]: give wider limits"
+        )
+    values = normal("trunc_normal_", _checked(tensor).shape, tensor.dtype) * std + mean
+    while (outside := (values < a) | (values > b)).any():
+        values[outside] = normal("trunc_normal_", int(outside.sum()), tensor.dtype) * std + mean
+    return _write(tensor, values)
+
+
+def orthogonal_(tensor, gain=1.0):
+    """Rows (or columns, where there are more rows) at right angles, of length gain (Saxe et al., 2014).
+
+    Further dimensions count as columns. ValueError for less than two dimensions.
+    """
+    if _checked(tensor).ndim < 2:
+        raise ValueError(f"orthogonal_: needs at least 2 dimensions, this tensor has shape {tensor.shape}")
+    rows, columns = tensor.shape[0], math.prod(tensor.shape[1:])
+    q, r = np.linalg.qr(normal("orthogonal_", (max(rows, columns), min(rows, columns)), float64))
+    q = q * np.sign(np.diagonal(r))  # or q would not be uniform among all rotations
+    return _write(tensor, gain * (q if rows >= columns else q.T).reshape(tensor.shape))
+
+
+@no_grad()
+def _write(tensor, values):
+    return tensor.copy_(Tensor(values))
 
 
 def calculate_gain(nonlinearity, param=None):
