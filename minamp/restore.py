@@ -13,6 +13,7 @@ import functools
 import random
 import sys
 import types
+from operator import is_
 
 import numpy as np
 
@@ -104,18 +105,15 @@ class Snapshot:
     # -- one object: remember what it holds, return what it leads to
 
     def _take(self, path, x):
+        if isinstance(x, dict):
+            self._dict(x)
+            values = [(f"{path}[{k!r}]" if isinstance(k, _KEYS) else path, v) for k, v in x.items()]
+            keys = [(path, k) for k in x if type(k) is not str]
+            return [*values, *keys, *self._instance(path, x)]
         if isinstance(x, Tensor):
             return self._tensor(path, x)
         if isinstance(x, np.ndarray) or backends.device.holds(x):
             return self._array(path, x)
-        if isinstance(x, dict):
-            self._dict(x)
-            pairs = ((k, v) for k, v in x.items())
-            return [
-                *((f"{path}[{k!r}]" if isinstance(k, _KEYS) else path, v) for k, v in pairs),
-                *((path, k) for k in x),
-                *self._instance(path, x),
-            ]
         if isinstance(x, list):
             self._list(x)
             return [*((f"{path}[{i}]", v) for i, v in enumerate(x)), *self._instance(path, x)]
@@ -233,15 +231,13 @@ class Snapshot:
         self._undo.append(lambda: d.__setitem__(name, value))
 
     def _dict(self, d):
-        saved = list(d.items())
+        keys, values = list(d), list(d.values())
 
         def undo():
             # by identity: == of tensors is elementwise
-            if len(d) != len(saved) or any(
-                k is not k1 or v is not v1 for (k, v), (k1, v1) in zip(d.items(), saved, strict=True)
-            ):
+            if len(d) != len(keys) or not (all(map(is_, d, keys)) and all(map(is_, d.values(), values))):
                 d.clear()
-                d.update(saved)
+                d.update(zip(keys, values, strict=True))
 
         self._undo.append(undo)
 
@@ -288,6 +284,7 @@ def _library(module):
     return _foreign(module) or (module or "").partition(".")[0] == "minamp"
 
 
+@functools.cache
 def _foreign(module):
     return (module or "").partition(".")[0] in _FOREIGN
 

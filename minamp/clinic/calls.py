@@ -206,8 +206,8 @@ def _sample(array):
 
     A gradient is asked for before and after every call of the loop; looking at all of it took a third of the doctor's time.
     """
-    flat = array.reshape(-1)
-    return backends.host(flat[:: flat.size // 1024 | 1]).tobytes()
+    every = array.size // 1024 | 1
+    return backends.host(array if every == 1 else array.reshape(-1)[::every]).tobytes()
 
 
 def _lost(weights):
