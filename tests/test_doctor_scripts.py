@@ -1322,7 +1322,7 @@ def test_a_raw_step_on_unscaled_gradients_only_lacks_the_skip(unscaled):
             self.optimizer.step()
 
     found = first(lambda: T().parts())
-    assert found.code == "raw_optimizer_step" and ("divides these" in found.what) is not unscaled
+    assert found.code == "raw_optimizer_step" and ("divides the gradients" in found.what) is not unscaled
 
 
 def test_weights_that_are_nan_already_are_said():

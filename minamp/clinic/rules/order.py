@@ -84,9 +84,13 @@ def raw_optimizer_step(trace):
             if c.facts["optimizer"] == call.owner and c.step == call.step
         ]
         what = "beside scaler.step: the update is made twice" if beside else "instead of scaler.step"
-        lacks = "divides these gradients by the scale or " if still else ""
+        lacks = (
+            "divides the gradients by the scale or skips infinite ones"
+            if still
+            else "skips infinite gradients"
+        )
         return error(
-            f"optimizer.step() is called {what}, although the loss is scaled: nothing {lacks}skips the infinite ones.",
+            f"optimizer.step() is called {what}, although the loss is scaled: nothing {lacks}.",
             call.line,
             "scaler.step(optimizer)   # and no optimizer.step()",
             largest_gradient=max((g.largest for g in call.before.values()), default=0.0),
