@@ -1091,9 +1091,9 @@ def test_what_is_undefined_does_not_leave_the_range():
     assert "is undefined there" in report[0].what and "range" not in report[0].what
 
 
-def said(it):
+def first(build):
     minamp.manual_seed(0)
-    return examine(it)[0]
+    return examine(build())[0]
 
 
 class Twice(Trainer):
@@ -1104,7 +1104,7 @@ class Twice(Trainer):
 
 
 def test_an_update_with_nothing_to_judge_is_no_matter_of_several_optimizers():
-    assert "nothing has been stepped" in said(Twice().parts()).what
+    assert "nothing has been stepped" in first(lambda: Twice().parts()).what
 
 
 class Tiny(Trainer):
@@ -1124,7 +1124,7 @@ class Tiny(Trainer):
 
 
 def test_the_repair_keeps_the_optimizer():
-    finding = said(Tiny().parts())
+    finding = first(lambda: Tiny().parts())
     assert finding.code == "updates_swamped" and finding.repair.startswith("optim.AdamW(")
 
 
@@ -1139,7 +1139,7 @@ class Rooted(Tiny):
 
 
 def test_what_bfloat16_does_to_a_second_moment_is_not_what_float16_does():
-    finding = said(Rooted().parts())
+    finding = first(lambda: Rooted().parts())
     assert finding.code == "adam_in_half" and "rounds back to v" in finding.what
     v = minamp.linspace(1.0, 2.0, 129).bfloat16()
     assert (v * 0.999).equal(v)
@@ -1160,7 +1160,7 @@ class DividedByHand(Trainer):
 
 
 def test_the_line_that_divides_too_often_is_named():
-    finding = said(DividedByHand().parts())
+    finding = first(lambda: DividedByHand().parts())
     assert finding.code == "unscale_every_micro_batch" and "p.grad.mul_" in finding.where
     assert "scaler" not in finding.repair
 
@@ -1171,7 +1171,7 @@ def test_a_cast_that_overflows_is_called_a_cast():
             x, y = digits(32)
             return 1e6 * x, y
 
-    finding = said(T().parts())
+    finding = first(lambda: T().parts())
     assert finding.code == "forward_overflow" and finding.what.startswith("A cast makes")
 
 
@@ -1189,8 +1189,8 @@ def test_one_value_and_float32_are_not_several_and_float64():
             with autocast():
                 return F.cross_entropy(last(relu(first(self.x) * minamp.linspace(0.5, 1.5, 48))), self.y)
 
-    assert "1 value that is" in said(T().parts()).what
-    finding = said(Wide().parts())
+    assert "1 value that is" in first(lambda: T().parts()).what
+    finding = first(lambda: Wide().parts())
     assert finding.code == "widened_by_scalar" and "float64" not in finding.what
 
 
@@ -1232,11 +1232,6 @@ def test_a_bias_before_a_batch_norm_has_a_gradient_of_rounding(layer):
 
 
 # --------------------------------------------------------------------------------------------------------------------- the words
-
-
-def first(build):
-    minamp.manual_seed(0)
-    return examine(build())[0]
 
 
 def test_a_loss_in_half_inside_the_region_is_not_sent_there():
@@ -1335,3 +1330,17 @@ def test_weights_that_are_nan_already_are_said():
 def test_a_step_without_gradients_is_not_said_to_have_failed():
     w = minamp.ones(4, 4)
     assert "did not run through" not in str(minamp.doctor(lambda: w @ w))
+
+
+def test_a_scale_of_which_nothing_is_known_is_no_evidence():
+    class T(Trainer):
+        def forward(self):
+            loss = super().forward().float()
+            return loss + (loss - loss).pow(2).sqrt()  # the root's slope at 0 is inf
+
+    found = first(lambda: T().parts())
+    assert (
+        found.code == "scale_pinned"
+        and found.evidence["falls"] == 2
+        and "largest_allowed" not in found.evidence
+    )

@@ -73,7 +73,7 @@ def scale_pinned(trace):
                 u.line,
                 "scaler = GradScaler(min_scale=1.0)   # or none",
                 scale=before,
-                largest_allowed=_allowed(trace),
+                **_room(trace),
             )
         if not skipped and after <= before and u.facts["good_steps"] == 0 and _flushes(trace, before):
             return warning(
@@ -81,7 +81,7 @@ def scale_pinned(trace):
                 u.line,
                 "scaler = GradScaler(max_scale=2.0**24)   # or none",
                 scale=before,
-                largest_allowed=_allowed(trace),
+                **_room(trace),
             )
     first, second = ([c for c in trace.calls("scaler.scale") if c.step == i][:1] for i in (0, 1))
     steps = [c for c in trace.calls("scaler.step") if c.step == 0]
@@ -94,7 +94,7 @@ def scale_pinned(trace):
                 second[0].line,
                 "scaler.update()   # without a scale of your own, and nothing that puts the old one back",
                 scale=before,
-                largest_allowed=_allowed(trace),
+                **_room(trace),
             )
     if (
         len(updates) >= FALLS
@@ -108,7 +108,7 @@ def scale_pinned(trace):
             "with watch.first_bad_op() as bad: step()   # then print(bad)",
             falls=len(updates),
             scale=updates[-1].facts["scale_after"],
-            largest_allowed=_allowed(trace),
+            **_room(trace),
         )
 
 
@@ -128,6 +128,12 @@ def _allowed(trace):
     """The largest scale that the float32 gradients allow; nan if that is not known."""
     run = trace.reference
     return CEILING / run.largest if run is not None and run.complete and run.largest > 0 else math.nan
+
+
+def _room(trace):
+    """That scale as evidence, where it is known."""
+    allowed = _allowed(trace)
+    return {} if math.isnan(allowed) else {"largest_allowed": allowed}
 
 
 def _flushes(trace, scale):
