@@ -196,7 +196,7 @@ def run_backward(roots, gradients, retain_graph=False, create_graph=False, wante
     returned in order (None where the record does not lead) and no .grad is touched.
     """
     pending, heap = {}, []
-    arrived = []  # (leaf, what its .grad is to hold): written at the end, so that a failure on the way changes no .grad
+    arrived = []  # (function, argument) that keep a leaf's gradient: called at the end, so that a failure changes no .grad
     captured = dict.fromkeys(wanted or ())
     told = reducers if wanted is None else ()
     for reducer in told:
@@ -241,9 +241,13 @@ def run_backward(roots, gradients, retain_graph=False, create_graph=False, wante
             if node.op is None:
                 leaf = node.leaf
                 if wanted is None and leaf is not None:
-                    arrived.append((leaf, leaf._accumulated(g, new)))
+                    if not told:
+                        arrived.append(leaf._to_keep(g, new))
+                        continue
+                    total = leaf._accumulated(g, new)
+                    arrived.append((leaf._keep_gradient, total))
                     for reducer in told:
-                        reducer.arrived(*arrived[-1])
+                        reducer.arrived(leaf, total)
                 continue
             passed_on = new and len(node.edges) == 1
             for edge, gx, made in node.op.pull(node, g, create_graph):
@@ -254,9 +258,9 @@ def run_backward(roots, gradients, retain_graph=False, create_graph=False, wante
         if not (retain_graph or create_graph):
             node.op.free(node)  # frees as it goes
     for reducer in told:
-        arrived += reducer.finish()
-    for leaf, total in arrived:
-        leaf._keep_gradient(total)
+        arrived += [(leaf._keep_gradient, total) for leaf, total in reducer.finish()]
+    for keep, gradient in arrived:
+        keep(gradient)
     return [captured[node] for node in wanted or ()]
 
 

@@ -306,11 +306,24 @@ class Tensor(Methods):
         return m.cast(m.widen(self._grad._data) + m.widen(g), self.dtype)
 
     def _keep_gradient(self, total):
+        """What _accumulated gave, in place: p.grad.data, or a flat buffer of all gradients, may share the memory."""
         if isinstance(total, Tensor):
             self._grad = total
-        else:  # in place: p.grad.data, or a flat buffer of all gradients, may share the memory
+        else:
             self._grad._data[...] = total
             self._grad._version[0] += 1
+
+    def _add_gradient(self, g):
+        """An arriving gradient added to .grad, which is there and needs no rounding, in its memory."""
+        data = self._grad._data
+        data += g
+        self._grad._version[0] += 1
+
+    def _to_keep(self, g, new=False):
+        """(function, argument) that will keep an arriving gradient; all that needs memory is done before."""
+        if isinstance(g, Tensor) or self._grad is None or is_half(self.dtype):
+            return self._keep_gradient, self._accumulated(g, new)
+        return self._add_gradient, g
 
     def register_hook(self, hook):
         """Call hook(gradient) when this tensor's gradient is known; what it returns (if not None) replaces it.
@@ -331,7 +344,8 @@ class Tensor(Methods):
         def keep(g, dtype):
             tensor = me()
             if tensor is not None:
-                tensor._keep_gradient(tensor._accumulated(g))
+                keep_it, arrived = tensor._to_keep(g)
+                keep_it(arrived)
             return g
 
         node = self._history()

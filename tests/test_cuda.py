@@ -370,6 +370,16 @@ def test_a_weights_gradient_is_the_product_and_its_widening(gpu, enabled, kernel
         assert gpu.count == {"kernel": launches} and not np.shares_memory(w.grad._data._a, g._data._a)
 
 
+def test_adding_to_a_gradient_is_one_launch(gpu):
+    w = minamp.ones(5, 6, device="cuda", requires_grad=True)
+    (w * 2.0).backward(minamp.ones(5, 6, device="cuda"))
+    held, y, g = w.grad.data, w * 3.0, minamp.ones(5, 6, device="cuda")
+    gpu.count.clear()
+    y.backward(g)
+    assert gpu.count == {"kernel": 2}, "the product, and the sum where the gradient lies"
+    assert held.tolist() == w.grad.tolist() == [[5.0] * 6] * 5
+
+
 @pytest.mark.parametrize("where", ["cpu", "cuda"])
 def test_a_gradient_lies_in_memory_as_its_leaf(gpu, where):
     """Its sum may come channels last; unscale and the optimizers would copy it to and fro."""

@@ -169,7 +169,7 @@ def cnn_rows(quick):
 
 WHY_DOCTOR = """\
 The doctor runs the step twice; keeping and restoring all state, noting every op and call, and
-judging take about 2 ms however small the step is. That is felt where a step takes a millisecond."""
+judging take one to two milliseconds however small the step is. That is felt where a step takes less."""
 
 
 def doctor_rows(quick):
