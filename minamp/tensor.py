@@ -1,4 +1,7 @@
-"""Tensor = array + grad + how it was made. Its operators and methods that are ops stand in methods.py."""
+"""Tensor = array + grad + how it was made.
+
+Its operators and methods that are ops stand in methods.py, what writes into it in writes.py.
+"""
 
 import weakref
 
@@ -8,18 +11,17 @@ from minamp import backends, views
 from minamp.announce import announced
 from minamp.backends import host
 from minamp.devices import same_device
-from minamp.draw import normal, uniform
-from minamp.formats import bfloat16, cast, float16, float32, float64, is_floating, is_half, widen
-from minamp.keys import as_vector, ints_first, picks, plain_key, without_idle_ellipsis
+from minamp.formats import bfloat16, float16, float32, float64, is_floating, is_half, widen
 from minamp.methods import OPS, Methods
 from minamp.numbers import check_fits, check_integers, numbers, sized, sizes
-from minamp.record import grad_mode, leaf_node, run_backward
+from minamp.record import leaf_node, run_backward
+from minamp.writes import Writes
 
 _KEEP = "retain_grad"  # the key of its hook
 _UNSAID = (float32, np.dtype(np.int64), np.dtype(np.bool_))  # dtypes that values show by themselves
 
 
-class Tensor(Methods):
+class Tensor(Methods, Writes):
     """An array that can remember how it was made and carry a gradient (`grad`, a Tensor).
 
     data: NumPy array, wrapped without a copy (use minamp.tensor to copy), or numbers. requires_grad needs a floating dtype.
@@ -441,85 +443,12 @@ class Tensor(Methods):
     def cuda(self, device=None, non_blocking=False):
         return self.to("cuda" if device is None else device)
 
-    # -- in-place writes
+    # -- new ones like this
 
-    def _write(self, result, name):
-        if self._is_view:
-            views.follow(self)
-        if grad_mode.enabled and self.requires_grad and self.is_leaf:
-            raise RuntimeError(
-                f"{name}: in-place write to a leaf that requires grad: do it under minamp.no_grad()"
-            )
-        if result.shape != self.shape:
-            raise RuntimeError(
-                f"{name}: the result has shape {result.shape}, this tensor {self.shape}: use the out-of-place op"
-            )
-        # floats hold integers, and integers hold bools
-        kind, own = ((is_floating(d), d.kind != "b") for d in (result.dtype, self.dtype))
-        if kind > own:
-            raise RuntimeError(
-                f"{name}: result type {result.dtype} can't be written into a {self.dtype} tensor: "
-                f"use x.to(minamp.{result.dtype}) first"
-            )
-        self._check_writeable(name)
-        recorded = grad_mode.enabled and (self.requires_grad or result.requires_grad)
-        if recorded and result.requires_grad:
-            result._node.keep(self._data)
-        if result.dtype != self.dtype:
-            result = OPS["to"].plain(result, self.dtype)
-        if recorded and self._origin is not None:
-            views.write(self, result, name)
-            return
-        self._data[...] = result._data
-        self._version[0] += 1
-        if recorded and result.requires_grad:
-            self._node = result._node
-
-    def _check_writeable(self, name):
-        if not getattr(self._data.flags, "writeable", True):
-            raise RuntimeError(
-                f"{name}: several elements of this tensor share one place in memory (expand): write to x.clone()"
-            )
-
-    def _put(self, key, value, name):
-        """Write `value` at `key` as an op of the record: what stood there then has a gradient of 0."""
-        # never autocast, and `key` may hold slices: past index_put's own argument checks
-        self._write(OPS["index_put"]._run((self, value), {"key": key, "accumulate": False}), name)
-
-    def copy_(self, other, non_blocking=False):
-        """Write `other` (broadcast, cast to this dtype) here. What was here before then has a gradient of 0."""
-        other = other if isinstance(other, Tensor) else Tensor(numbers("copy_", other))
-        result = OPS["expand"].plain(other.to(self.device), self.shape)
-        if result.dtype != self.dtype:
-            result = OPS["to"].plain(result, self.dtype)
-        if grad_mode.enabled and self.requires_grad:
-            self._put(Ellipsis, result, "copy_")
-        else:
-            self._write(result, "copy_")
-        return self
-
-    def fill_(self, value):
-        """Write a number, or a 0-dim tensor, everywhere. RuntimeError for a number that the dtype can't hold, as in torch."""
-        value = value if isinstance(value, Tensor) else numbers("fill_", value)
-        if value.ndim:
-            raise RuntimeError(f"fill_: value must be a number or 0-dim, got shape {value.shape}: use copy_")
-        if not isinstance(value, Tensor):
-            check_fits("fill_", value.item(), self.dtype)
-            value = Tensor(backends.of(self._data).full(self.shape, value.item(), self.dtype))
-        return self.copy_(value)
-
-    def zero_(self):
-        return self.fill_(0)
-
-    def normal_(self, mean=0.0, std=1.0):
-        """Normal values everywhere."""
-        return self.copy_(Tensor(normal("normal_", self.shape, self.dtype) * std + mean))
-
-    def uniform_(self, a=0.0, b=1.0):
-        """Uniform values in [a, b) everywhere: what rounds up to b becomes a, as in PyTorch."""
-        values = cast(uniform("uniform_", self.shape, self.dtype) * (b - a) + a, self.dtype)
-        low, high = cast(np.array([a, b], np.float64), self.dtype)
-        return self.copy_(Tensor(np.where(values == high, low, values)))
+    @staticmethod
+    def _holding(array):
+        """A Tensor of an array, for writes.py, which comes before this file."""
+        return Tensor(array)
 
     def new_tensor(self, data, *, dtype=None, device=None, requires_grad=False):
         """A tensor of `data` in this one's dtype, on its device."""
@@ -542,36 +471,6 @@ class Tensor(Methods):
     @sized
     def new_empty(self, *size, **options):
         return self.new_full(sizes("new_empty", size), 0, **options)
-
-    def __setitem__(self, key, value):
-        key = without_idle_ellipsis(plain_key(key, self), self.ndim)
-        if not isinstance(value, Tensor):
-            if isinstance(value, int | float):
-                if not is_floating(self.dtype):
-                    check_fits("x[key] = value", value, self.dtype)
-                value = Tensor(backends.of(self._data).full((), value, self.dtype))
-            else:
-                value = Tensor(backends.move(numbers("x[key] = value", value), self.device))
-        if value.ndim:
-            same_device("x[key] = value", x=self, value=value)
-        elif not value.device.same(self.device):  # a number, wherever it lies
-            value = value.to(self.device)
-        if value.dtype != self.dtype and value.ndim and picks(key):
-            raise RuntimeError(
-                f"x[index] = value: value is {value.dtype}, x {self.dtype}: cast it with value.to(x.dtype)"
-            )
-        value = as_vector(key, self, value.to(self.dtype))
-        if steps := ints_first(key):
-            key, rest = steps
-            part = self[key].clone()
-            part[rest] = value
-            value = part
-        if grad_mode.enabled and (self.requires_grad or value.requires_grad):
-            self._put(key, value, "x[key] = value")
-            return
-        self._check_writeable("x[key] = value")
-        backends.of(self._data).assign(self._data, key, value._data)
-        self._version[0] += 1
 
     def __getitem__(self, key):
         return OPS["index"](self, key)
