@@ -49,11 +49,13 @@ def empty(*size, dtype=float32, device=None, requires_grad=False):
 
 def arange(start=None, end=None, step=1, *, dtype=None, device=None, requires_grad=False):
     """start, start + step, ... below end: int64 for ints, float32 if any is a float; dtype int64 makes ints of all three."""
-    start, end = (0, start) if end is None else (0 if start is None else start, end)
-    if dtype is not None and np.dtype(dtype) == int64 and end is not None:
-        start, end, step = int(start), int(end), int(step)
+    if end is None:
+        start, end = None, start
     if end is None:
         raise TypeError("arange: needs an end: give arange(end) or arange(start, end)")
+    start = 0 if start is None else start
+    if dtype is not None and np.dtype(dtype) == int64:
+        start, end, step = int(start), int(end), int(step)
     if not step or not math.isfinite(end - start):
         raise RuntimeError(
             f"arange: from {start} to {end} by {step} has no end: give finite ends and a step that is not 0"
@@ -92,9 +94,10 @@ def rand(*size, dtype=float32, device=None, requires_grad=False):
 
 def randint(low=0, high=None, size=None, *, dtype=int64, device=None, requires_grad=False):
     """Integers in [low, high); randint(high, size) counts from 0."""
-    low, high, size = (
-        (0, low, high) if size is None else (0, low, size) if high is None else (low, high, size)
-    )
+    if size is None:
+        high, size = None, high
+    if high is None:
+        low, high = 0, low
     if not low < high:
         raise RuntimeError(f"randint: no integers lie in [{low}, {high}): give low < high")
     return _new(generator().integers(low, high, sizes("randint", (size,))), dtype, device, requires_grad)
@@ -113,48 +116,39 @@ def from_numpy(array):
     return Tensor(numbers("from_numpy", array))
 
 
+def _like(input, dtype, device, requires_grad):
+    """The options of a new tensor like `input`, but for those that are given."""
+    return {"dtype": dtype or input.dtype, "device": device or input.device, "requires_grad": requires_grad}
+
+
 def zeros_like(input, *, dtype=None, device=None, requires_grad=False):
     """Zeros in the shape and dtype of input."""
-    return zeros(
-        input.shape, dtype=dtype or input.dtype, device=device or input.device, requires_grad=requires_grad
-    )
+    return zeros(input.shape, **_like(input, dtype, device, requires_grad))
 
 
 def empty_like(input, *, dtype=None, device=None, requires_grad=False):
     """Zeros in the shape and dtype of input: memory whose contents don't matter."""
-    return zeros_like(input, dtype=dtype, device=device, requires_grad=requires_grad)
+    return empty(input.shape, **_like(input, dtype, device, requires_grad))
 
 
 def ones_like(input, *, dtype=None, device=None, requires_grad=False):
     """Ones in the shape and dtype of input."""
-    return ones(
-        input.shape, dtype=dtype or input.dtype, device=device or input.device, requires_grad=requires_grad
-    )
+    return ones(input.shape, **_like(input, dtype, device, requires_grad))
 
 
 def full_like(input, fill_value, *, dtype=None, device=None, requires_grad=False):
     """`fill_value` in the shape and dtype of input."""
-    return full(
-        input.shape,
-        fill_value,
-        dtype=dtype or input.dtype,
-        device=device or input.device,
-        requires_grad=requires_grad,
-    )
+    return full(input.shape, fill_value, **_like(input, dtype, device, requires_grad))
 
 
 def randn_like(input, *, dtype=None, device=None, requires_grad=False):
     """Standard normal values in the shape and dtype of input."""
-    return randn(
-        input.shape, dtype=dtype or input.dtype, device=device or input.device, requires_grad=requires_grad
-    )
+    return randn(input.shape, **_like(input, dtype, device, requires_grad))
 
 
 def rand_like(input, *, dtype=None, device=None, requires_grad=False):
     """Uniform values in the shape and dtype of input."""
-    return rand(
-        input.shape, dtype=dtype or input.dtype, device=device or input.device, requires_grad=requires_grad
-    )
+    return rand(input.shape, **_like(input, dtype, device, requires_grad))
 
 
 def bernoulli(input):

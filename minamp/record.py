@@ -241,13 +241,10 @@ def run_backward(roots, gradients, retain_graph=False, create_graph=False, wante
             if node.op is None:
                 leaf = node.leaf
                 if wanted is None and leaf is not None:
-                    if not told:
-                        arrived.append(leaf._to_keep(g, new))
-                        continue
-                    total = leaf._accumulated(g, new)
-                    arrived.append((leaf._keep_gradient, total))
+                    keep, gradient = leaf._to_keep(g, new, whole=bool(told))
+                    arrived.append((keep, gradient))
                     for reducer in told:
-                        reducer.arrived(leaf, total)
+                        reducer.arrived(leaf, gradient)
                 continue
             passed_on = new and len(node.edges) == 1
             for edge, gx, made in node.op.pull(node, g, create_graph):

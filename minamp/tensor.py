@@ -321,9 +321,12 @@ class Tensor(Methods, Writes):
         data += g
         self._grad._version[0] += 1
 
-    def _to_keep(self, g, new=False):
-        """(function, argument) that will keep an arriving gradient; all that needs memory is done before."""
-        if isinstance(g, Tensor) or self._grad is None or is_half(self.dtype):
+    def _to_keep(self, g, new=False, whole=False):
+        """(function, argument) that will keep an arriving gradient; all that needs memory is done before.
+
+        whole: the argument is all that .grad is to hold, which reducers send.
+        """
+        if whole or isinstance(g, Tensor) or self._grad is None or is_half(self.dtype):
             return self._keep_gradient, self._accumulated(g, new)
         return self._add_gradient, g
 

@@ -683,16 +683,21 @@ def an_optimizer_that_the_doctor_was_not_given():
     return parts(step, model)
 
 
+class WithAKeyBias(Attending):
+    """The softmax takes the bias of the keys out again: its gradient is rounding."""
+
+    scale = 64.0
+
+    def make_scaler(self):
+        return GradScaler(init_scale=self.scale)
+
+    def attend(self, q, k, v):
+        return F.softmax(q @ k.mT / 4.0, dim=-1) @ v
+
+
 @healthy
 def a_bias_of_the_keys_whose_gradient_is_rounding():
-    class T(Attending):
-        def make_scaler(self):
-            return GradScaler(init_scale=64.0)
-
-        def attend(self, q, k, v):
-            return F.softmax(q @ k.mT / 4.0, dim=-1) @ v
-
-    return T().parts()
+    return WithAKeyBias().parts()
 
 
 @healthy
@@ -1016,12 +1021,8 @@ def biases_that_a_batch_norm_takes_out_again():
 
 @healthy
 def the_bias_of_keys_that_softmax_takes_out_again():
-    class T(Attending):
-        def make_scaler(self):
-            return GradScaler(init_scale=1.0)
-
-        def attend(self, q, k, v):
-            return F.softmax(q @ k.mT / 4.0, dim=-1) @ v
+    class T(WithAKeyBias):
+        scale = 1.0
 
     return T().parts()
 

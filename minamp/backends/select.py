@@ -11,9 +11,9 @@ _SMALL = 2048  # below, np.where's one call is the faster
 
 def where(condition, a, b):
     """a where condition, else b, broadcast: np.where, with one dtype for what NumPy's rules make of a and b."""
-    dtype = np.result_type(a, b)
     if condition.dtype != np.bool_ or condition.size < _SMALL:
         return np.where(condition, a, b)
+    dtype = np.result_type(a, b)
     word = _word(dtype)
     a, b = (np.asarray(x, dtype).view(word) for x in (a, b))
     bits = (a ^ b) & _mask(condition, word)

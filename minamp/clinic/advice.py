@@ -142,13 +142,13 @@ def _exponents(array, shift):
 
 def advice(trace):
     """Advice from the trace's float32 run: is float16 worth it here, which init_scale, would bfloat16 do."""
-    run = trace.reference
     ill = [p.name for p in trace.parameters.values() if not p.finite]
     if ill:
         return Advice(
             f"{len(ill)} of {len(trace.parameters)} parameters hold inf or nan before the step, {ill[0]} first: what it does "
             "with them tells little. Examine a step from before that, such as the first."
         )
+    run = trace.reference
     if run is None or not run.complete or not run.weights:
         why = "did not run through" if run is None or not run.complete else "gave no parameter a gradient"
         return Advice(
