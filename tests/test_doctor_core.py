@@ -162,30 +162,35 @@ def test_closures_are_put_back_and_iterators_are_not():
     "what, runs",
     [
         ("finite", 2),  # once as it is, once in float32
-        ("overflows", 3),  # the float32 run starts anew
+        ("is skipped", 2),  # which spoils nothing
+        ("overflows", 3),  # the weights are spoilt: the float32 run starts anew
+        ("overflows in float32", 3),  # where the step has gone on; perhaps not where it started
         ("raises in float32", 4),  # twice as it is, and not in float32 again
-        ("overflows in float32", 5),  # where the step has gone on; perhaps not where it started
+        ("is in float32 every second time", 4),
     ],
 )
 def test_how_often_the_step_runs(what, runs):
     minamp.manual_seed(0)
-    model, calls = nn.Linear(4, 4), iter(range(9))
+    model, calls, turns = nn.Linear(4, 4), iter(range(9)), [0]
     optimizer = optim.SGD(model.parameters(), lr=1e-3)
+    scaler = GradScaler(init_scale=2.0**40, enabled=what == "is skipped")
 
     def step():
         next(calls)
+        turns[0] += 1
         optimizer.zero_grad()
-        with autocast(dtype=float16):
+        with autocast(dtype=float16, enabled=what != "is in float32 every second time" or turns[0] % 2 == 1):
             y = model(minamp.ones(2, 4))
         factor = {"overflows": 1e38, "overflows in float32": 1.0 if y.dtype == float16 else 1e38}.get(
             what, 1.0
         )
         if what == "raises in float32" and y.dtype != float16:
             raise ValueError("only half, please")
-        (y.float() * factor).square().sum().backward()
-        optimizer.step()
+        scaler.scale((y.float() * factor).square().sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
 
-    report = minamp.doctor(step, model, optimizer)
+    report = minamp.doctor(step, model, optimizer, scaler)
     assert report.steps == next(calls) == runs
 
 

@@ -17,8 +17,8 @@ ALL |= {name: build for scripts in (ILL, BROKEN) for name, (_, build) in scripts
 def test_both_ways_give_one_list(name, before, monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     reports = []
-    for finite in (Trace.finite, False):
-        monkeypatch.setattr(Trace, "finite", finite)
+    for repeats in (Trace.repeats, False):
+        monkeypatch.setattr(Trace, "repeats", repeats)
         minamp.manual_seed(0)
         np.random.seed(0)
         it = ALL[name]()

@@ -26,8 +26,8 @@ def doctor(step, model=None, optimizer=None, scaler=None):
     healthy step; print it, or take report.to_json(). report.advice says what one step in float32 tells about scale and
     formats.
 
-    The step runs twice, as it is and in float32; three to five times where something is not finite, float32 fails, or the
-    second call is not the first again, as in turns. What happens in a later call only is not seen.
+    The step runs twice, as it is and in float32; three to five times where it raises or spoils a parameter, fails in float32,
+    or the second call is not the first again, as in turns. What happens in a later call only is not seen.
     Model, optimizer, scaler, gradients, random generators and all that the step reaches through its closure, its object and
     its globals are put back, also when it raises. What can't be put back: iterators (a data loader is some batches
     further), files, prints. An error that the doctor knows becomes a finding, any other is raised again. TypeError for an
@@ -53,36 +53,34 @@ def doctor(step, model=None, optimizer=None, scaler=None):
 
 def _examined(step, patient, before):
     """The Trace of two calls of the step, with a float32 run: that is the second call wherever it can stand for it."""
-    short = _noted(step, patient, before, in_float32=True)
-    if short.reference is None:
+    trace = _noted(step, patient, before, in_float32=True)
+    reference = trace.reference
+    if reference is not None and rules.breaks_the_order(reference.error):
+        trace.error = reference.error
+        return trace
+    if reference is not None and not trace.repeats:
         before.restore()
-        short.reference = _in_float32(step, short, patient)
-        return short
-    if rules.breaks_the_order(short.reference.error):
-        short.error = short.reference.error
-        return short
-    if short.reference.sound and short.repeats:
-        return short
-    before.restore()
-    long = _noted(step, patient, before, in_float32=False)
-    long.reference = short.reference
-    if short.reference.complete and not short.reference.sound:  # perhaps it would be where the step started
+        trace = _noted(step, patient, before, in_float32=False)
+        trace.reference = reference
+    if (
+        reference is None or reference.complete and not reference.sound
+    ):  # perhaps it will be where the step starts
         before.restore()
-        long.reference = _in_float32(step, long, patient)
-    return long
+        trace.reference = _in_float32(step, trace, patient)
+    return trace
 
 
 def _noted(step, patient, before, in_float32):
     """The Trace of two calls of the step: what one leaves to the next shows in the second, such as a gradient or a scale.
 
-    in_float32: where the first call was all finite, the second is made in float32.
+    in_float32: the second is made in float32, unless the first has raised or spoilt a parameter.
     """
     trace, scale = Trace(parameters=patient.describe(), scaler_given=patient.scaled), patient.scale
     statistics = patient.ill_statistics()
     with Calls(trace, patient) as calls:
         _observe(step, calls)
         calls.step = 1
-        if in_float32 and trace.finite:
+        if in_float32 and trace.error is None and patient.finite:
             _go_on_in_float32(step, trace, patient, patient.scale / scale)
         elif trace.error is None:
             _observe(step, calls)

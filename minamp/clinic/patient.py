@@ -83,6 +83,11 @@ class Patient:
         """The scale that the scaler has now; 1.0 without one."""
         return self.scaler.get_scale() if self.scaled else 1.0
 
+    @property
+    def finite(self):
+        """Whether no parameter holds inf or nan now."""
+        return all(math.isfinite(largest(p._data)) for p in self.parameters.values())
+
     def describe(self):
         """name -> Parameter."""
         found = {}
