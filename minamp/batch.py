@@ -57,6 +57,6 @@ class Batch:
         return self.states[0]["step"]
 
     def options(self):
-        """What else sgd and adam take."""
+        """What else the backend's updates take."""
         halves = None if self.halves[0] is None else self.halves
         return {"halves": halves, **(self.on_gpu or {})}

@@ -1,4 +1,4 @@
-"""Optimizer: what SGD and Adam share. Parameter groups, the step through batches of weights, saving and loading."""
+"""Optimizer: what SGD, Adam and RMSprop share. Parameter groups, the step through batches of weights, saving and loading."""
 
 import math
 from collections import defaultdict
@@ -86,7 +86,7 @@ class Optimizer:
 
     def _check_options(self, group):
         """TypeError or ValueError for an option of a group that can't be."""
-        numbers = [o for o in ("lr", "momentum", "dampening", "weight_decay", "eps") if o in group]
+        numbers = [o for o in ("lr", "momentum", "dampening", "weight_decay", "eps", "alpha") if o in group]
         for option in numbers:
             check_number(self._name, option, group[option])
         weights.check(self._name, group)

@@ -118,7 +118,14 @@ def max_pool2d_gather(y, x, position, n, h, w, c, oh, ow, *rest):
 
 # Kernels over a table of tensors (kernels_update.py): which dtypes its columns have, "T" and "S" being the kernel's
 # "1" one float32, "U" one uint32.
-COLUMNS = {"unscale": "TU", "widen": "Tf", "count_steps": "1", "sgd": "TTSH1", "adam": "TTSSSH"}
+COLUMNS = {
+    "unscale": "TU",
+    "widen": "Tf",
+    "count_steps": "1",
+    "sgd": "TTSH1",
+    "adam": "TTSSSH",
+    "rmsprop": "TTSSSH",
+}
 TYPES = {"half": np.dtype(np.float16), "bf16": bfloat16, "float": float32, "double": float64}
 
 
@@ -230,6 +237,31 @@ def adam(
         if top is not None:
             v = np.maximum(top, v, out=top)
         w -= m * size / (np.sqrt(v) / root + eps)
+        weight[...] = cast(w, weight.dtype)
+        if half is not None:
+            half[...] = cast(w, half.dtype)
+
+
+@np.errstate(all="ignore")
+def rmsprop(held, count, first, skip, lr, alpha, rest, eps, decay, momentum, maximize, brain):
+    if _array(skip) is not None and skip.reshape(-1)[0]:
+        return
+    for weight, g, v, mean, b, half in held:
+        w, g = cast(weight, v.dtype), cast(g, v.dtype)
+        d = w * decay if decay else 0
+        d = d - g if maximize else d + g if decay else g
+        v *= alpha
+        v += d * rest * d
+        square = v
+        if mean is not None:
+            mean += (d - mean) * rest
+            square = np.maximum(v - mean * mean, v.dtype.type(0))
+        move = d / (np.sqrt(square) + eps)
+        if b is not None:
+            b *= momentum
+            b += move
+            move = b
+        w = w - move * lr
         weight[...] = cast(w, weight.dtype)
         if half is not None:
             half[...] = cast(w, half.dtype)

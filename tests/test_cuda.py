@@ -290,6 +290,8 @@ OPTIMIZERS = {
     "sgd": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3, nesterov=True),
     "adam": lambda p: optim.Adam(p, lr=1e-2, amsgrad=True),
     "adamw": lambda p: optim.AdamW(p, lr=1e-2, weight_decay=0.1),
+    # a bias before a batch norm has rounding for a gradient, which eps keeps small
+    "rmsprop": lambda p: optim.RMSprop(p, lr=1e-3, eps=1e-3, momentum=0.5, centered=True),
 }
 
 

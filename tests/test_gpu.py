@@ -248,6 +248,9 @@ def test_updates_equal_their_doubles(doubled, dtype):
     room = device.xp.zeros(6, dtype)
     for flag in (skip, None):
         kernels_update.adam(w, g, m, v, None, steps, corrections=room, skip=flag, **options)
+    options = dict(lr=0.01, alpha=0.9, eps=1e-8, weight_decay=0.1, momentum=0.9, maximize=False)
+    for flag in (skip, None):
+        kernels_update.rmsprop(w, g, v, m, top, halves=halves, skip=flag, **options)
     kernels_update.widen_all([put(values(9, d)) for d in HALVES])
     scale, tracker = put(np.array(4.0, np.float32)), put(np.array(1, np.int32))
     kernels_update.update_scale(scale, tracker, None, False, 2.0, 0.5, 2, 0.0, 1e9)

@@ -388,6 +388,30 @@ def test_adam(both, decay, decoupled, maximize, amsgrad, dtype, half, counted):
             same_bits(x._a, y, "adam")
 
 
+@pytest.mark.parametrize("dtype, half", FORMATS, ids=str)
+@pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.parametrize(
+    "decay, momentum, maximize", [(0.0, 0.0, False), (0.1, 0.0, True), (0.1, 0.9, False)]
+)
+def test_rmsprop(both, decay, momentum, maximize, centered, dtype, half):
+    options = dict(lr=0.01, alpha=0.9, eps=1e-8, weight_decay=decay, momentum=momentum, maximize=maximize)
+    w = several(dtype)
+    v, mean, b = ([np.zeros(a.shape, WIDE[dtype]) for a in w] for _ in range(3))
+    copies = None if half is None else [np.zeros(a.shape, half) for a in w]
+    ours, squares, means, buffers = (devs(arrays) for arrays in (w, v, mean, b))
+    halves = copies and devs(copies)
+    for step in (1, 2, 3):
+        g = several(dtype, step)
+        mine = (means if centered else None, buffers if momentum else None)
+        cpus = (mean if centered else None, b if momentum else None)
+        kernels_update.rmsprop(ours, devs(g), squares, *mine, halves=halves, **options)
+        update.rmsprop(w, g, v, *cpus, halves=copies, **options)
+    pairs = zip([ours, squares, means, buffers, halves or []], [w, v, mean, b, copies or []], strict=True)
+    for mine, cpus in pairs:
+        for x, y in zip(mine, cpus, strict=True):
+            same_bits(x._a, y, "rmsprop")
+
+
 @pytest.mark.parametrize("flag", [0, 1])
 def test_a_set_flag_skips_the_step(both, flag):
     """The decision stays on the GPU: with the flag set nothing is written: moments, half copy and step counter included."""
@@ -403,6 +427,10 @@ def test_a_set_flag_skips_the_step(both, flag):
     kernels_update.adam(
         [w], [g], [m], [v], None, steps[1:], halves=[half], corrections=room, skip=skip, **rest
     )
+    mean = dev(start[2].copy())
+    rest = dict(lr=0.01, alpha=0.9, eps=1e-8, weight_decay=0.1, momentum=0.9, maximize=False)
+    kernels_update.rmsprop([w], [g], [m], [mean], [v], halves=[half], skip=skip, **rest)
+    assert np.array_equal(mean._a, start[2]) == bool(flag)
     changed = [not np.array_equal(a._a, b) for a, b in zip((w, m, v), start, strict=True)] + [half._a.any()]
     assert changed == [not flag] * 4 and [float(s._a) for s in steps] == [4 if flag else 5] * 2
 

@@ -51,6 +51,18 @@ def reference_adam(w, gs, lr, betas, eps, weight_decay, amsgrad, maximize, decou
     return w
 
 
+def reference_rmsprop(w, gs, lr, alpha, eps, weight_decay, momentum, centered, maximize):
+    w = w.astype(f64)
+    v, mean, b = np.zeros_like(w), np.zeros_like(w), np.zeros_like(w)
+    for g in gs:
+        g = (-g if maximize else g) + weight_decay * w
+        v = alpha * v + (1 - alpha) * g * g
+        mean = alpha * mean + (1 - alpha) * g
+        b = momentum * b + g / (np.sqrt(v - mean * mean if centered else v) + eps)
+        w = w - lr * b
+    return w
+
+
 SGD_OPTIONS = [
     {"momentum": mu, "dampening": damp, "weight_decay": wd, "nesterov": nest, "maximize": up}
     for mu, damp, wd, nest, up in itertools.product(
@@ -63,6 +75,10 @@ ADAM_OPTIONS = [
     for betas, wd, ams, up in itertools.product(
         ((0.9, 0.999), (0.5, 0.9)), (0, 0.1), (False, True), (False, True)
     )
+]
+RMSPROP_OPTIONS = [
+    {"alpha": 0.9, "eps": 1e-3, "weight_decay": wd, "momentum": mu, "centered": centered, "maximize": up}
+    for wd, mu, centered, up in itertools.product((0, 0.1), (0, 0.9), (False, True), (False, True))
 ]
 
 
@@ -95,6 +111,25 @@ def test_adam_is_the_formula_in_float64_and_in_float32(kind, options):
         np.testing.assert_allclose(got, want, rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("options", RMSPROP_OPTIONS)
+def test_rmsprop_is_the_formula_in_float64_and_in_float32(options):
+    for dtype, tolerance in ((f64, 1e-13), (f32, 3e-6)):
+        w0, gs, got = ten_steps(lambda ps: optim.RMSprop(ps, lr=0.01, **options), dtype)
+        np.testing.assert_allclose(got, reference_rmsprop(w0, gs, 0.01, **options), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [f32, f64])
+def test_rmsprop_centered_on_gradients_that_are_all_alike(dtype):
+    """Their variance is 0; the mean square less the squared mean may come out below, whose root would be nan."""
+    p = parameter(np.zeros(100), dtype)
+    optimizer = optim.RMSprop([p], lr=0.0, alpha=0.5, centered=True)
+    for _ in range(60):
+        give(p, np.linspace(0.1, 0.9, 100))
+        optimizer.step()
+    v, mean = (optimizer.state[p][n].numpy() for n in ("square_avg", "grad_avg"))
+    assert (v - mean * mean).min() < 0 and not p.isnan().any().item()
+
+
 def test_defaults_are_torchs():
     p = parameter([1.0])
     shown = {"params": [p], "maximize": False, "capturable": False}
@@ -104,6 +139,8 @@ def test_defaults_are_torchs():
     assert optim.SGD([p]).param_groups == [shown | sgd]
     assert optim.Adam([p]).param_groups == [shown | adam]
     assert optim.AdamW([p]).param_groups == [shown | adam | {"weight_decay": 1e-2}]
+    rmsprop = {"lr": 1e-2, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0, "momentum": 0, "centered": False}
+    assert optim.RMSprop([p]).param_groups == [shown | rmsprop]
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (7,), (200_000,), (3, 90_000), (90_000, 3), (40, 40, 50)])
@@ -254,6 +291,8 @@ def test_repr_lists_the_groups():
         ),
         (lambda p: optim.Adam([p], betas=(-0.1, 0.9)), ValueError, r"betas must be two numbers in \[0, 1\)"),
         (lambda p: optim.AdamW([p], eps=-1e-8), ValueError, "AdamW: eps must be at least 0, got -1e-08"),
+        (lambda p: optim.RMSprop([p], alpha=1.5), ValueError, r"RMSprop: alpha must be in \[0, 1\], got 1.5"),
+        (lambda p: optim.RMSprop([p], alpha="0.9"), TypeError, "RMSprop: alpha must be a number"),
     ],
 )
 def test_errors_name_the_option_its_value_and_the_repair(make, kind, text):
@@ -283,6 +322,7 @@ KINDS = [
     ("SGD", {"momentum": 0.9}),
     ("Adam", {"amsgrad": True}),
     ("AdamW", {}),
+    ("RMSprop", {"momentum": 0.9, "centered": True}),
 ]
 
 
@@ -466,7 +506,7 @@ def test_B42_small_updates_are_lost_in_half_and_kept_in_the_master():
 
 @pytest.mark.parametrize("dtype", [minamp.float16, minamp.bfloat16])
 @pytest.mark.parametrize("master", [False, True])
-@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW"])
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "RMSprop"])
 def test_half_weights_are_updated_in_float32_and_rounded_once(kind, master, dtype):
     rng = np.random.default_rng(5)
     p = nn.Parameter(minamp.Tensor(rng.standard_normal(50)).to(dtype))
@@ -617,14 +657,16 @@ def test_options_are_numbers(option, wrong):
         optim.SGD([minamp.nn.Parameter(np.ones(2, np.float32))], **{"lr": 0.1, option: wrong})
 
 
-@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW"])
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "RMSprop"])
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 def test_options_are_finite(kind, wrong):
     optimizer = getattr(optim, kind)
-    for option in {"lr", "momentum", "dampening", "weight_decay", "eps"} & optimizer(
+    for option in {"lr", "momentum", "dampening", "weight_decay", "eps", "alpha"} & optimizer(
         [parameter([1.0])]
     ).defaults.keys():
-        with pytest.raises(ValueError, match=f"^{kind}: {option} must be (at least 0|finite), got {wrong}"):
+        with pytest.raises(
+            ValueError, match=f"^{kind}: {option} must be (at least 0|finite|in .0, 1.), got {wrong}"
+        ):
             optimizer([parameter([1.0])], **{option: wrong})
 
 

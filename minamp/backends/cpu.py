@@ -46,6 +46,7 @@ from minamp.backends.select import where
 from minamp.backends.series import cumprod, cumsum, prod, recurrence, vector_norm  # noqa: F401
 from minamp.backends.update import (  # noqa: F401  the scaler's and the optimizers' arithmetic
     adam,
+    rmsprop,
     sgd,
     unscale,
     update_scale,

@@ -47,6 +47,7 @@ from minamp.backends.device import xp
 from minamp.backends.kernels_elementwise import erf, relu_grad, sigmoid  # noqa: F401
 from minamp.backends.kernels_update import (  # noqa: F401  the scaler's and the optimizers' passes
     adam,
+    rmsprop,
     sgd,
     unscale,
     update_scale,

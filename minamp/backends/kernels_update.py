@@ -159,6 +159,35 @@ __device__ void adam(const Tensors& t, int count, int first, const S* correction
     store16(t.at[5][k], brain, i, y);
   }
 }
+
+template <class T, class S>
+__device__ void rmsprop(const Tensors& t, int count, const u32* skip, S lr, S alpha, S one_minus_alpha, S eps, S decay,
+                        S momentum, int maximize, int brain) {
+  if (skip && *skip) return;
+  EACH(e, t.start[count]) {
+    int k = tensor_of(t, count, e);
+    i64 i = e - t.start[k];
+    T* w = column<T>(t, 0, k);
+    S *v = column<S>(t, 2, k), *mean = column<S>(t, 3, k), *b = column<S>(t, 4, k);
+    S d = direction((S)w[i], (S)column<T>(t, 1, k)[i], decay, maximize);
+    S square = v[i] * alpha + d * one_minus_alpha * d;
+    v[i] = square;
+    if (mean) {
+      S middle = mean[i] + (d - mean[i]) * one_minus_alpha;
+      mean[i] = middle;
+      square = square - middle * middle;
+      if (square < (S)0) square = (S)0;
+    }
+    S move = d / ((S)sqrt(square) + eps);
+    if (b) {
+      move = b[i] * momentum + move;
+      b[i] = move;
+    }
+    S y = (S)w[i] - move * lr;
+    w[i] = rounded<T>(y);
+    store16(t.at[5][k], brain, i, y);
+  }
+}
 #define SGD(T) extern "C" __global__ void sgd_##T(const __grid_constant__ Tensors t, int count, int first, const u32* skip, \
     Sum<T##_t>::type lr, Sum<T##_t>::type momentum, Sum<T##_t>::type damp, Sum<T##_t>::type decay, int fresh, int nesterov, \
     int maximize, int brain) { \
@@ -169,6 +198,10 @@ __device__ void adam(const Tensors& t, int count, int first, const S* correction
     Sum<T##_t>::type eps, Sum<T##_t>::type step_size, int maximize, int brain) { \
   adam<T##_t>(t, count, first, corrections, skip, shrink, decay, one_minus_beta1, beta2, one_minus_beta2, root, eps, \
               step_size, maximize, brain); }
+#define RMSPROP(T) extern "C" __global__ void rmsprop_##T(const __grid_constant__ Tensors t, int count, int first, \
+    const u32* skip, Sum<T##_t>::type lr, Sum<T##_t>::type alpha, Sum<T##_t>::type one_minus_alpha, Sum<T##_t>::type eps, \
+    Sum<T##_t>::type decay, Sum<T##_t>::type momentum, int maximize, int brain) { \
+  rmsprop<T##_t>(t, count, skip, lr, alpha, one_minus_alpha, eps, decay, momentum, maximize, brain); }
 """
 )
 
@@ -201,10 +234,13 @@ SOURCES.update(
     count_steps=COUNT,
     sgd=UPDATE,
     adam=UPDATE,
+    rmsprop=UPDATE,
     update_scale=UPDATE_SCALE,
 )
 ALL = tuple(C_TYPES.values())
-KINDS.update(unscale=ALL, widen=("half", "bf16"), count_steps=("float", "double"), sgd=ALL, adam=ALL)
+KINDS.update(
+    unscale=ALL, widen=("half", "bf16"), count_steps=("float", "double"), sgd=ALL, adam=ALL, rmsprop=ALL
+)
 
 
 def _table(columns):
@@ -335,6 +371,16 @@ def adam(
     flags = (np.int32(x) for x in (maximize, _is_brain(halves)))
     rest = (optional(corrections), optional(skip), *numbers, *flags)
     _run("adam", dtype, (ws, gs, ms, vs, tops, halves), *rest)
+
+
+def rmsprop(
+    ws, gs, vs, means, buffers, *, lr, alpha, eps, weight_decay, momentum, maximize, halves=None, skip=None
+):
+    """update.rmsprop in one launch; skip as in sgd."""
+    dtype, wide = ws[0].dtype, _wide(ws[0].dtype)
+    numbers = (wide.type(x) for x in (lr, alpha, 1 - alpha, eps, weight_decay, momentum))
+    flags = (np.int32(x) for x in (maximize, _is_brain(halves)))
+    _run("rmsprop", dtype, (ws, gs, vs, means, buffers, halves), optional(skip), *numbers, *flags)
 
 
 def _is_brain(halves):

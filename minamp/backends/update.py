@@ -69,6 +69,32 @@ def adam(ws, gs, ms, vs, tops, step, *, lr, betas, eps, weight_decay, decoupled,
         w -= np.divide(s, t, out=s)
 
 
+def rmsprop(ws, gs, vs, means, buffers, *, lr, alpha, eps, weight_decay, momentum, maximize, halves=None):
+    """RMSprop (Hinton, "Neural networks for machine learning", 2012, lecture 6e); `means` for the centered one.
+
+    vs, means: running means of the gradient's square and of the gradient, towards 0 at first; buffers: momentum's.
+    """
+    for s, t, w, g, v, mean, b in blocks(ws, gs, vs, means, buffers, halves=halves):
+        d = _direction(w, g, weight_decay, maximize, s)
+        v *= alpha
+        np.multiply(d, 1 - alpha, out=t)  # the small factor first, as in adam
+        v += np.multiply(t, d, out=t)
+        if mean is None:
+            np.sqrt(v, out=t)
+        else:  # the variance: of gradients that are all alike, rounding may leave it below 0, whose root is nan
+            np.subtract(d, mean, out=t)
+            mean += np.multiply(t, 1 - alpha, out=t)
+            np.subtract(v, np.multiply(mean, mean, out=t), out=t)
+            np.sqrt(np.maximum(t, 0.0, out=t), out=t)
+        t += eps
+        move = np.divide(d, t, out=t)
+        if b is not None:
+            b *= momentum
+            b += move
+            move = b
+        w -= np.multiply(move, lr, out=t)
+
+
 # ---- the scaler
 
 

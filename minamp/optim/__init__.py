@@ -1,4 +1,4 @@
-"""SGD, Adam, AdamW. What they share is in optimizer.py; how a weight is stored is weights.py's business.
+"""SGD, Adam, AdamW, RMSprop. What they share is in optimizer.py; how a weight is stored is weights.py's business.
 
 Schedules of their learning rates are in lr_scheduler.py.
 
@@ -178,3 +178,69 @@ class AdamW(Adam):
         self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, amsgrad=False, **options
     ):
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)
+
+
+class RMSprop(Optimizer):
+    """Gradients divided by the root of their own mean square (Hinton's lecture 6e, 2012); torch.optim.RMSprop's formulas.
+
+    alpha: how much of the mean square a step keeps. centered=True: divide by the standard deviation (Graves, 2013), which is
+    never taken for negative. eps is added to the root, in float32. momentum, capturable, master_weights, write_back, foreach:
+    as in SGD. ValueError for options out of range.
+    """
+
+    def __init__(
+        self,
+        params,
+        lr=1e-2,
+        alpha=0.99,
+        eps=1e-8,
+        weight_decay=0,
+        momentum=0,
+        centered=False,
+        capturable=False,
+        foreach=None,
+        maximize=False,
+        *,
+        master_weights=False,
+        write_back="nearest",
+    ):
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "alpha": alpha,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "momentum": momentum,
+                "centered": centered,
+                "maximize": maximize,
+                "capturable": capturable,
+                "master_weights": master_weights,
+                "write_back": write_back,
+            },
+        )
+
+    def _check(self, group):
+        for option in ("lr", "eps", "weight_decay", "momentum"):
+            self._require(group, option, group[option] >= 0, "at least 0")
+        self._require(group, "alpha", 0 <= group["alpha"] <= 1, "in [0, 1]")
+
+    def _buffer_names(self, group):
+        momentum, mean = bool(group["momentum"]), bool(group["centered"])
+        return ("square_avg",) + ("momentum_buffer",) * momentum + ("grad_avg",) * mean
+
+    def _update(self, batch, group):
+        batch.m.rmsprop(
+            batch.ws,
+            batch.gs,
+            batch.buffers("square_avg"),
+            batch.buffers("grad_avg") if group["centered"] else None,
+            batch.buffers("momentum_buffer") if group["momentum"] else None,
+            lr=group["lr"],
+            alpha=group["alpha"],
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
+            momentum=group["momentum"],
+            maximize=group["maximize"],
+            **batch.options(),
+        )
