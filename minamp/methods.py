@@ -100,9 +100,10 @@ class Methods:
     add, sub, mul, div, neg = (_method(n) for n in ("add", "sub", "mul", "div", "neg"))
     abs, sign, clamp = (_method(n) for n in ("abs", "sign", "clamp"))
     addcmul, addcdiv, maximum, minimum = (_method(n) for n in ("addcmul", "addcdiv", "maximum", "minimum"))
-    round, floor, ceil = (_method(n) for n in ("round", "floor", "ceil"))
+    round, floor, ceil, trunc = (_method(n) for n in ("round", "floor", "ceil", "trunc"))
     neg_, clamp_, addcmul_, addcdiv_ = (_inplace(n) for n in ("neg", "clamp", "addcmul", "addcdiv"))
-    abs_, sign_, round_, floor_, ceil_ = (_inplace(n) for n in ("abs", "sign", "round", "floor", "ceil"))
+    abs_, sign_, round_ = (_inplace(n) for n in ("abs", "sign", "round"))
+    floor_, ceil_, trunc_ = (_inplace(n) for n in ("floor", "ceil", "trunc"))
     # exponential.py
     __pow__, __rpow__ = _method("pow"), _reflected("pow")
     __ipow__ = pow_ = _inplace("pow")
@@ -129,6 +130,12 @@ class Methods:
     __invert__, bitwise_not_ = _method("bitwise_not"), _inplace("bitwise_not")
     bitwise_and, bitwise_or, bitwise_xor, bitwise_not = (
         _method(n) for n in ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not")
+    )
+    logical_and, logical_or, logical_xor, logical_not = (
+        _method(n) for n in ("logical_and", "logical_or", "logical_xor", "logical_not")
+    )
+    logical_and_, logical_or_, logical_xor_, logical_not_ = (
+        _inplace(n) for n in ("logical_and", "logical_or", "logical_xor", "logical_not")
     )
     eq, ne, lt, le, gt, ge = (_method(n) for n in ("eq", "ne", "lt", "le", "gt", "ge"))
     isfinite, isnan, isinf = (_method(n) for n in ("isfinite", "isnan", "isinf"))

@@ -139,6 +139,7 @@ LINES = [
     line("round", lambda x: F.round(x) + x, np.array([0.4, 2.6])),
     line("floor", lambda x: F.floor(x) + x, np.array([0.4, 2.6])),
     line("ceil", lambda x: F.ceil(x) + x, np.array([0.4, 2.6])),
+    line("trunc", lambda x: F.trunc(x) + x, np.array([0.4, -2.6])),
     line("repeat", lambda x: F.repeat(x, 2, 1, 2) ** 2, a(2, 3)),
     line("flatten", lambda x: F.flatten(x, 1) ** 2, a(2, 3, 4)),
     line("squeeze", lambda x: F.squeeze(x, 1) ** 2, a(2, 1, 3)),

@@ -64,12 +64,13 @@ EXAMPLES = {
     **each(
         "clone neg square abs sign zeros_like ones_like exp log log1p reciprocal sqrt tanh sigmoid relu erf "
         "gelu silu leaky_relu elu logsigmoid softplus expm1 log2 log10 rsqrt sin cos "
-        "isfinite isnan isinf round floor ceil sum mean var amax amin argmax argmin all any max min naive_half_sum "
-        "naive_half_softmax naive_half_layer_norm t mT squeeze flatten dropout",
+        "isfinite isnan isinf logical_not round floor ceil trunc sum mean var amax amin argmax argmin all any max min "
+        "naive_half_sum naive_half_softmax naive_half_layer_norm t mT squeeze flatten dropout",
         lambda f, d: f(x(d)),
     ),
     **each(
-        "add sub mul div remainder floor_divide relu_grad maximum minimum eq ne lt le gt ge pow",
+        "add sub mul div remainder floor_divide relu_grad maximum minimum eq ne lt le gt ge pow "
+        "logical_and logical_or logical_xor",
         lambda f, d: f(x(d), x(d)),
     ),
     **each("mse_loss l1_loss smooth_l1_loss huber_loss kl_div", lambda f, d: f(x(d), x(d))),
@@ -157,7 +158,8 @@ RESULT = (
     {"to": float64}
     | {
         n: BOOL
-        for n in "isfinite isnan isinf bitwise_and bitwise_or bitwise_xor bitwise_not eq ne lt le gt ge all any".split()
+        for n in "isfinite isnan isinf bitwise_and bitwise_or bitwise_xor bitwise_not eq ne lt le gt ge all any "
+        "logical_and logical_or logical_xor logical_not".split()
     }
     | {n: INT for n in ("argmax", "argmin", "argsort", "one_hot")}
 )

@@ -1,5 +1,7 @@
 """Calls as PyTorch spells them: the names of arguments, their places, and what is refused because torch means something else."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -162,9 +164,7 @@ def test_second_names_of_cat():
     assert minamp.concat((x, x)).tolist() == minamp.concatenate((x, x), axis=0).tolist() == [1.0, 1.0]
 
 
-IN_PLACE = (
-    "abs sign round floor ceil rsqrt reciprocal expm1 log log1p log2 log10 sin cos erf tril triu bitwise_not"
-)
+IN_PLACE = "abs sign round floor ceil trunc rsqrt reciprocal expm1 log log1p log2 log10 sin cos erf tril triu bitwise_not"
 
 
 @pytest.mark.parametrize("name", IN_PLACE.split())
@@ -184,6 +184,16 @@ def test_in_place_forms_of_sums_and_masks():
         and mask.bitwise_xor(mask).bitwise_or(False).any().item() is False
     )
     assert mask.bitwise_xor_(True).tolist() == [False] * 3
+
+
+def test_truth_in_any_dtype():
+    a, b = tensor([0.0, 0.5, math.nan, 0.0]), tensor([0, 2, 0, 1])
+    assert minamp.logical_and(a, b).tolist() == [False, True, False, False]
+    assert a.logical_or(b).tolist() == [False, True, True, True]
+    assert a.logical_xor(other=b).tolist() == [False, False, True, True]
+    assert a.half().logical_not().tolist() == [True, False, False, True]
+    assert b.logical_not_().tolist() == [1, 0, 1, 0] and b.dtype == minamp.int64
+    assert minamp.trunc(tensor([-1.5, 1.5, -0.0])).tolist() == [-1.0, 1.0, 0.0]
 
 
 def test_in_asks_for_an_equal_element():

@@ -80,7 +80,13 @@ exp, log, sqrt, tanh, sin, cos = np.exp, np.log, np.sqrt, np.tanh, np.sin, np.co
 log1p, expm1, log2, log10 = np.log1p, np.expm1, np.log2, np.log10
 maximum, minimum = np.maximum, np.minimum
 isfinite, isnan, isinf = np.isfinite, np.isnan, np.isinf
-round, floor, ceil = np.round, np.floor, np.ceil
+round, floor, ceil, trunc = np.round, np.floor, np.ceil, np.trunc
+logical_and, logical_or, logical_xor, logical_not = (
+    np.logical_and,
+    np.logical_or,
+    np.logical_xor,
+    np.logical_not,
+)
 zeros_like, ones_like = np.zeros_like, np.ones_like
 permute, flip = np.transpose, np.flip
 may_share_memory = np.may_share_memory

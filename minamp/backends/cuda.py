@@ -71,7 +71,10 @@ exp, log, sqrt, tanh, sin, cos = (_named(n) for n in ("exp", "log", "sqrt", "tan
 log1p, expm1, log2, log10 = (_named(n) for n in ("log1p", "expm1", "log2", "log10"))
 maximum, minimum, where = (_named(n) for n in ("maximum", "minimum", "where"))
 isfinite, isnan, isinf = (_named(n) for n in ("isfinite", "isnan", "isinf"))
-round, floor, ceil = (_named(n) for n in ("round", "floor", "ceil"))
+round, floor, ceil, trunc = (_named(n) for n in ("round", "floor", "ceil", "trunc"))
+logical_and, logical_or, logical_xor, logical_not = (
+    _named(f"logical_{n}") for n in ("and", "or", "xor", "not")
+)
 remainder, floor_divide = _named("remainder"), _named("floor_divide")
 zeros_like, ones_like = _named("zeros_like"), _named("ones_like")
 permute, flip = _named("transpose"), _named("flip")

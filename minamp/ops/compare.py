@@ -76,6 +76,41 @@ class isinf:
         return m.isinf(x)
 
 
+# ------------------------------------------------------------------------------------------------------- truth: 0 is False
+
+
+@op(policy=NOT_LISTED, mixed="promote")
+class logical_and:
+    """Where a and b are both not 0, bool."""
+
+    def forward(m, a, b):
+        return m.logical_and(a, b)
+
+
+@op(policy=NOT_LISTED, mixed="promote")
+class logical_or:
+    """Where a or b is not 0, bool."""
+
+    def forward(m, a, b):
+        return m.logical_or(a, b)
+
+
+@op(policy=NOT_LISTED, mixed="promote")
+class logical_xor:
+    """Where one of a and b is not 0 and the other is, bool."""
+
+    def forward(m, a, b):
+        return m.logical_xor(a, b)
+
+
+@op(policy=NOT_LISTED)
+class logical_not:
+    """Where x is 0, bool."""
+
+    def forward(m, x):
+        return m.logical_not(x)
+
+
 # ------------------------------------------------------------------------------------------------------------- masks and bits
 
 

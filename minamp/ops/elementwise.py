@@ -325,3 +325,14 @@ class ceil:
 
     def vjp_x(m, g):
         return m.zeros_like(g)
+
+
+@op(policy=NOT_LISTED)
+class trunc:
+    """x without what stands behind the point; flat, so its gradient is 0."""
+
+    def forward(m, x):
+        return m.trunc(x)
+
+    def vjp_x(m, g):
+        return m.zeros_like(g)

@@ -66,9 +66,12 @@ add("exp expm1 erf gelu silu softplus logsigmoid elu leaky_relu square sin cos",
 add("log log2 log10 log1p sqrt reciprocal", "P2x3")(lambda k, f, x: f(x))
 add("rsqrt", "P2x3", half=FROM_OUTPUT)(lambda k, f, x: f(x))
 add("neg abs relu clone", "A2x3", half=EXACT)(lambda k, f, x: f(x))
-add("sign zeros_like ones_like isfinite isnan isinf round floor ceil", "A2x3", half=EXACT, check="dtypes")(
-    lambda k, f, x: f(x)
-)
+add(
+    "sign zeros_like ones_like isfinite isnan isinf round floor ceil trunc logical_not",
+    "A2x3",
+    half=EXACT,
+    check="dtypes",
+)(lambda k, f, x: f(x))
 add("gelu", "A2x3", variant="tanh")(lambda k, f, x: f(x, approximate="tanh"))
 add("leaky_relu", "A2x3", variant="slope")(lambda k, f, x: f(x, 0.25))
 add("elu", "A2x3", variant="alpha")(lambda k, f, x: f(x, 0.5))
@@ -269,6 +272,7 @@ add("permute", "A2x3x2", half=EXACT)(lambda k, f, x: f(x, (2, 0, 1)))
 add("transpose", "A2x3x2", half=EXACT)(lambda k, f, x: f(x, 0, 2))
 add("expand", "A2x1", half=ULP)(lambda k, f, x: f(x, (2, 3)))
 add("bitwise_and bitwise_or bitwise_xor", "A2x3", "A2x3", check="dtypes")(lambda k, f, a, b: f(a > 0, b > 0))
+add("logical_and logical_or logical_xor", "A2x3", "P2x3", check="dtypes")(lambda k, f, a, b: f(a > 0, b))
 add("bitwise_not", "A2x3", check="dtypes")(lambda k, f, x: f(x > 0))
 add("repeat", "A2x3", half=EXACT)(lambda k, f, x: x.repeat(2, 1, 2))
 add("flatten", "A2x3x2", half=EXACT)(lambda k, f, x: f(x, 1))
