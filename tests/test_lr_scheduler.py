@@ -80,6 +80,16 @@ RATES = {
         "0.1 0.09140576 0.06890576 0.04109424 0.01859424 0.01 0.01859424 0.04109424 0.06890576",
         "0.3 0.2723075 0.1998075 0.1101925 0.03769254 0.01 0.03769254 0.1101925 0.1998075",
     ),
+    "CosineAnnealingWarmRestarts": (
+        lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 2, eta_min=0.01),
+        "0.1 0.055 0.1 0.055 0.1 0.055 0.1 0.055 0.1",
+        "0.3 0.155 0.3 0.155 0.3 0.155 0.3 0.155 0.3",
+    ),
+    "CosineAnnealingWarmRestarts, ever longer": (
+        lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 2, 2, 0.01),
+        "0.1 0.055 0.1 0.08681981 0.055 0.02318019 0.1 0.09657458 0.08681981",
+        "0.3 0.155 0.3 0.2575305 0.155 0.05246952 0.3 0.2889625 0.2575305",
+    ),
     "OneCycleLR": (
         lambda o: lr_scheduler.OneCycleLR(o, [1.0, 0.5], total_steps=9),
         "0.04 0.6513582 0.9944154 0.8985667 0.7056447 0.4626371 0.22873 0.06089297 4e-06",
@@ -144,6 +154,28 @@ def test_the_rates_are_torchs(case):
         assert shown(o, row) == pytest.approx(row, rel=1e-6)
         assert schedule.get_last_lr() == [g["lr"] for g in o.param_groups]
         schedule.step()
+
+
+def test_warm_restarts_between_two_epochs():
+    o = made()
+    schedule = lr_scheduler.CosineAnnealingWarmRestarts(o, 2, 2, 0.01)
+    for epoch, *rates in (
+        (0.5, 0.08681981, 0.2575305),
+        (1.5, 0.02318019, 0.05246952),
+        (2, 0.1, 0.3),
+        (5.75, 0.01086466, 0.01278613),
+        (14.25, 0.0999458, 0.2998253),
+    ):
+        schedule.step(epoch)
+        assert schedule.get_last_lr() == pytest.approx(rates, rel=1e-6)
+    assert schedule.last_epoch == 14
+    other = made()
+    resumed = lr_scheduler.CosineAnnealingWarmRestarts(other, 2, 2, 0.01)
+    resumed.load_state_dict(schedule.state_dict())
+    schedule.step(), resumed.step()
+    assert resumed.get_last_lr() == schedule.get_last_lr() != [0.1, 0.3]
+    with pytest.raises(ValueError, match="^CosineAnnealingWarmRestarts: epoch must be at least 0, got -1"):
+        schedule.step(-1)
 
 
 @pytest.mark.parametrize("case", PLATEAUS)
@@ -284,6 +316,11 @@ def test_the_schedule_follows_the_steps_that_are_made():
             lambda o: lr_scheduler.CosineAnnealingLR(o, 0),
             ValueError,
             "CosineAnnealingLR: T_max must be above 0",
+        ),
+        (
+            lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 2.5),
+            ValueError,
+            "CosineAnnealingWarmRestarts: T_0 must be a whole number from 1 on, got 2.5",
         ),
         (
             lambda o: lr_scheduler.OneCycleLR(o, 1.0),

@@ -211,6 +211,39 @@ class CosineAnnealingLR(LRScheduler):
         return _cosine(base, self.eta_min, step / self.T_max)
 
 
+class CosineAnnealingWarmRestarts(LRScheduler):
+    """Down to eta_min along half a cosine of T_0 steps, then anew from the top, T_mult times as long each time.
+
+    Loshchilov and Hutter, "SGDR", 2017. ValueError for a T_0 or T_mult that is no whole number from 1 on.
+    """
+
+    def __init__(self, optimizer, T_0, T_mult=1, eta_min=0.0, last_epoch=-1):
+        for name, value in (("T_0", T_0), ("T_mult", T_mult)):
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{self._name}: {name} must be a whole number from 1 on, got {value!r}")
+        check_number(self._name, "eta_min", eta_min)
+        self.T_0, self.T_mult, self.eta_min = T_0, T_mult, eta_min
+        super().__init__(optimizer, last_epoch)
+
+    def _lr(self, base, step):
+        length = self.T_0
+        if self.T_mult == 1:
+            step %= length
+        while step >= length:
+            step, length = step - length, length * self.T_mult
+        return _cosine(base, self.eta_min, step / length)
+
+    def step(self, epoch=None):
+        """The next learning rate; or that at `epoch`, which may lie between two: epoch + batch / batches."""
+        if epoch is None:
+            return super().step()
+        check_number(self._name, "epoch", epoch)
+        if not epoch >= 0:
+            raise ValueError(f"{self._name}: epoch must be at least 0, got {epoch}")
+        self._write([{"lr": self._lr(base, epoch)} for base in self.base_lrs])
+        self.last_epoch = math.floor(epoch)
+
+
 class OneCycleLR(LRScheduler):
     """Up from max_lr / div_factor to max_lr and down to a 1 / final_div_factor of the start, momentum the other way.
 
