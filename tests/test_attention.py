@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import minamp
-from minamp import bfloat16, float16, float32, float64, tensor
+from minamp import autocast, bfloat16, float16, float32, float64, nn, no_grad, tensor
 from minamp.autograd import check_grads, grad
 from minamp.formats import cast, ulp, widen
 from minamp.nn.functional import scaled_dot_product_attention as attend
@@ -219,3 +219,153 @@ def test_a_finished_mask_of_minus_infinity_in_autocast_is_finite_in_backward():
         y = attend(q, k, v, Tensor(np.full((3, 4), -math.inf, np.float32)))
     y.float().sum().backward()
     assert (y._data == 0).all() and all((x.grad._data == 0).all() for x in (q, k, v))
+
+
+# ---------------------------------------------------------------------------------------------------------- MultiheadAttention
+
+
+def heads_one_by_one(layer, q, k, v, mask=0.0):
+    """(output, weights of each head) of batch-first float64 arrays, head by head; the mask is added to (N, H, L, S)."""
+    mask = np.broadcast_to(mask, (len(q), layer.num_heads, q.shape[1], k.shape[1]))
+    w, b = (layer.state_dict()[n].numpy().astype(float) for n in ("in_proj_weight", "in_proj_bias"))
+    e, d, mixed, looks = layer.embed_dim, layer.head_dim, [], []
+    for h in range(layer.num_heads):
+        rows = [slice(i * e + h * d, i * e + (h + 1) * d) for i in range(3)]
+        x, y, z = (t @ w[r].T + b[r] for t, r in zip((q, k, v), rows, strict=True))
+        scores = np.exp(x @ y.swapaxes(1, 2) / math.sqrt(d) + mask[:, h])
+        looks.append(scores / scores.sum(-1, keepdims=True))
+        mixed.append(looks[-1] @ z)
+    out = layer.out_proj
+    return np.concatenate(mixed, -1) @ out.weight.detach().numpy().T + out.bias.detach().numpy(), np.stack(
+        looks, 1
+    )
+
+
+def a_layer(**options):
+    minamp.manual_seed(0)
+    layer = nn.MultiheadAttention(8, 2, **options)
+    with no_grad():
+        layer.in_proj_bias.normal_()
+        layer.out_proj.bias.normal_()
+    return layer
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_heads_are_computed_side_by_side(batch_first, need_weights):
+    layer, q, k, v = a_layer(batch_first=batch_first), a(3, 4, 8), a(3, 5, 8), a(3, 5, 8)
+    expected, looks = heads_one_by_one(layer, q, k, v)
+    given = [tensor(x.astype(np.float32)) for x in (q, k, v)]
+    given = given if batch_first else [x.transpose(0, 1) for x in given]
+    y, weights = layer(*given, need_weights=need_weights)
+    np.testing.assert_allclose((y if batch_first else y.transpose(0, 1)).detach(), expected, atol=2e-6)
+    if need_weights:
+        np.testing.assert_allclose(weights.detach(), looks.mean(1), atol=1e-6)
+        _, each = layer(*given, average_attn_weights=False)
+        np.testing.assert_allclose(each.detach(), looks, atol=1e-6)
+    else:
+        assert weights is None
+
+
+MASKS = {  # True where nobody may look
+    "attn_mask": np.triu(np.ones((4, 4), bool), 1),
+    "attn_mask of every head": _rng.random((6, 4, 4)) < 0.4,
+    "key_padding_mask": np.arange(4) >= np.array([[4], [2], [1]]),
+}
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("kind", ["bool", "float", "one of each"])
+@pytest.mark.parametrize("names", [*([n] for n in MASKS), ["attn_mask", "key_padding_mask"]], ids=str)
+def test_masks_say_where_nobody_may_look(names, kind, need_weights):
+    layer, x, given, added = a_layer(batch_first=True), a(3, 4, 8), {}, 0.0
+    for i, name in enumerate(names):
+        mask = MASKS[name] & (np.arange(4) > 0)  # key 0 is seen by all
+        shape = (1, 1, 4, 4) if name == "attn_mask" else (3, 1, 1, 4) if "key" in name else (3, 2, 4, 4)
+        floats = kind == "float" or kind == "one of each" and i == 0
+        values = np.where(mask, -3.0 if floats else -np.inf, 0.0)
+        added = added + values.reshape(shape)
+        given[name.split()[0]] = tensor(values.astype(np.float32)) if floats else tensor(mask)
+    expected, looks = heads_one_by_one(layer, x, x, x, added)
+    x = tensor(x.astype(np.float32))
+    y, weights = layer(x, x, x, need_weights=need_weights, **given)
+    np.testing.assert_allclose(y.detach(), expected, atol=2e-6)
+    if need_weights:
+        np.testing.assert_allclose(weights.detach(), looks.mean(1), atol=1e-6)
+
+
+def test_attention_without_a_batch():
+    layer, x = a_layer(), tensor(a(4, 8).astype(np.float32))
+    padding = tensor([False, False, True, True])
+    y, weights = layer(x, x, x, key_padding_mask=padding)
+    whole, both = layer(*[x.unsqueeze(1)] * 3, key_padding_mask=padding.unsqueeze(0))
+    assert y.shape == (4, 8) and weights.shape == (4, 4) and weights[:, 2:].abs().max().item() == 0
+    assert y.tolist() == whole.squeeze(1).tolist() and weights.tolist() == both.squeeze(0).tolist()
+
+
+def test_attention_layers_dropout_is_of_the_weights_and_in_training_only():
+    layer, x = a_layer(dropout=0.5), tensor(a(4, 3, 8).astype(np.float32))
+    _, weights = layer(x, x, x, average_attn_weights=False)
+    assert (weights == 0).any().item()
+    layer.eval()
+    (y, weights), (again, none) = layer(x, x, x), layer(x, x, x, need_weights=False)
+    assert (weights > 0).all().item() and none is None
+    np.testing.assert_allclose(y.detach(), again.detach(), atol=1e-6)
+
+
+def test_attention_layer_under_autocast():
+    """Products are half, the softmax that gives the weights is float32, as by PyTorch's lists."""
+    layer, x = a_layer(batch_first=True), tensor(a(2, 4, 8).astype(np.float32))
+    with autocast(dtype=float16):
+        (y, weights), (short, _) = layer(x, x, x), layer(x, x, x, need_weights=False)
+    assert (y.dtype, weights.dtype, short.dtype) == (float16, float32, float16)
+    exact, _ = layer(x, x, x)
+    np.testing.assert_allclose(y.float().detach(), exact.detach(), atol=5e-3)
+    y.float().sum().backward()
+    assert all(p.grad is not None and p.grad.dtype == float32 for p in layer.parameters())
+
+
+def test_attention_layers_parameters_are_torchs():
+    shapes = {n: p.shape for n, p in nn.MultiheadAttention(8, 2).named_parameters()}
+    assert shapes == {
+        "in_proj_weight": (24, 8),
+        "in_proj_bias": (24,),
+        "out_proj.weight": (8, 8),
+        "out_proj.bias": (8,),
+    }
+    assert [*nn.MultiheadAttention(8, 2, bias=False).state_dict()] == ["in_proj_weight", "out_proj.weight"]
+    layer = nn.MultiheadAttention(8, 2)
+    assert layer.in_proj_bias.abs().sum().item() == layer.out_proj.bias.abs().sum().item() == 0
+    assert 0 < layer.in_proj_weight.abs().max().item() <= math.sqrt(6 / 32)
+
+
+X = tensor(a(4, 3, 8).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    "call, kind, text",
+    [
+        (lambda m: nn.MultiheadAttention(8, 3), ValueError, "num_heads=3 must divide embed_dim=8"),
+        (lambda m: m(X, X, 3), TypeError, "MultiheadAttention: value is a int, not a Tensor"),
+        (
+            lambda m: m(X, X, X[..., :4]),
+            RuntimeError,
+            r"value has shape \(4, 3, 4\): give \(length, batch, 8\)",
+        ),
+        (lambda m: m(X, X[0], X), RuntimeError, r"key has shape \(3, 8\)"),
+        (lambda m: m(X, X, X, is_causal=True), RuntimeError, "is_causal=True only describes attn_mask"),
+        (
+            lambda m: m(X, X, X, attn_mask=minamp.ones(3, 4)),
+            RuntimeError,
+            r"attn_mask has shape \(3, 4\): give \(4, 4\) or \(6, 4, 4\)",
+        ),
+        (
+            lambda m: m(X, X, X, key_padding_mask=minamp.ones(4, 3) > 0),
+            RuntimeError,
+            r"key_padding_mask has shape \(4, 3\): give \(3, 4\)",
+        ),
+    ],
+)
+def test_attention_layers_errors(call, kind, text):
+    with pytest.raises(kind, match=text):
+        call(nn.MultiheadAttention(8, 2))

@@ -1,6 +1,7 @@
 """Networks: Module and Parameter, the layers, the losses, their initialisation, clip_grad_norm_."""
 
 from minamp.nn import functional, init, utils
+from minamp.nn.attention import MultiheadAttention
 from minamp.nn.containers import ModuleDict, ModuleList, ParameterList, Sequential
 from minamp.nn.layers import Conv1d, Conv2d, ConvTranspose2d, Embedding, Linear, PReLU
 from minamp.nn.losses import (
@@ -68,6 +69,7 @@ __all__ = [
     "Module",
     "ModuleDict",
     "ModuleList",
+    "MultiheadAttention",
     "NLLLoss",
     "PReLU",
     "Parameter",
