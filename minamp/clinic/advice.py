@@ -19,7 +19,7 @@ LOW, HIGH = BOTTOM - SHIFT, TOP + SHIFT + 1
 FLUSH = -25  # magnitudes below 2^-25 become 0 in float16; 2^-25 itself too, a tie to even
 CEILING = format_of(float16).max
 ROOM = 2.0  # gradients of other batches are larger: keep a factor of 2 below the ceiling
-SAMPLE = 2**16
+SAMPLE = 2**14
 USUAL_SCALE = 2.0**16
 # A bias that a softmax or batch norm takes out again has the gradient 0: what float32's rounding leaves of the sum is at most
 # 2^-18 of its largest term in small networks; a gradient that means something is more than 2^-3 of it.
