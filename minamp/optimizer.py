@@ -49,6 +49,7 @@ class Optimizer:
             self.add_param_group(group)
 
     _name = property(lambda self: type(self).__name__)
+    _numbers = ()  # the options that must be finite numbers; what a user's own optimizer takes is its own affair
 
     def add_param_group(self, param_group):
         """Add a dict with 'params' and, if they differ from the defaults, its own options."""
@@ -86,12 +87,11 @@ class Optimizer:
 
     def _check_options(self, group):
         """TypeError or ValueError for an option of a group that can't be."""
-        numbers = [o for o in ("lr", "momentum", "dampening", "weight_decay", "eps", "alpha") if o in group]
-        for option in numbers:
+        for option in self._numbers:
             check_number(self._name, option, group[option])
         weights.check(self._name, group)
         self._check(group)
-        for option in numbers:
+        for option in self._numbers:
             self._require(group, option, math.isfinite(group[option]), "finite")
 
     def _check(self, group):

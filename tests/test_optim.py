@@ -657,6 +657,18 @@ def test_options_are_numbers(option, wrong):
         optim.SGD([minamp.nn.Parameter(np.ones(2, np.float32))], **{"lr": 0.1, option: wrong})
 
 
+def test_a_users_optimizer_has_options_of_its_own_kinds():
+    """Adafactor's eps is a pair."""
+
+    class Own(optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {"lr": None, "eps": (1e-30, 1e-3)})
+
+    own = Own([parameter([1.0])])
+    assert own.param_groups[0]["eps"] == (1e-30, 1e-3) and own.param_groups[0]["lr"] is None
+    own.load_state_dict(own.state_dict())
+
+
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "RMSprop"])
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 def test_options_are_finite(kind, wrong):

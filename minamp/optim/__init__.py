@@ -21,6 +21,8 @@ class SGD(Optimizer):
     effect. ValueError for options out of range.
     """
 
+    _numbers = ("lr", "momentum", "dampening", "weight_decay")
+
     def __init__(
         self,
         params,
@@ -101,6 +103,7 @@ class Adam(Optimizer):
     """
 
     decoupled = False
+    _numbers = ("lr", "eps", "weight_decay")
 
     def __init__(
         self,
@@ -187,6 +190,8 @@ class RMSprop(Optimizer):
     never taken for negative. eps is added to the root, in float32. momentum, capturable, master_weights, write_back, foreach:
     as in SGD. ValueError for options out of range.
     """
+
+    _numbers = ("lr", "alpha", "eps", "weight_decay", "momentum")
 
     def __init__(
         self,
