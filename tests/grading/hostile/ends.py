@@ -126,7 +126,8 @@ CASES = [
         "import os\nos.closerange(0, 64)",
         "Your cell `scale` ended its process",
     ),
-    body("forgets all modules", "import sys\nsys.modules.clear()"),
+    # in the second call, from Python 3.13 on, what is imported anew has no modules to clear
+    body("forgets all modules", "import sys\ngetattr(sys, 'modules', {}).clear()"),
     body("leaves exit handlers", "import atexit, os\natexit.register(os.abort)"),
     body("leaves a profiler", "import sys\nsys.setprofile(lambda *a: 1 / 0)", "raised|ended|returned"),
 ]
