@@ -12,6 +12,7 @@ import contextlib
 import functools
 import random
 import sys
+import threading
 import types
 from operator import is_
 
@@ -71,7 +72,14 @@ class Snapshot:
             pending.extend(self._take(path, x))
 
     def restore(self):
-        """Put everything back."""
+        """Put everything back; all of it anew where Ctrl-C comes in between, so that nothing stays half done."""
+        try:
+            self._put_back()
+        except KeyboardInterrupt:
+            self._put_back()
+            raise
+
+    def _put_back(self):
         for undo in reversed(self._undo):
             undo()
 
@@ -93,7 +101,7 @@ class Snapshot:
             self._attributes(mode, names)
             self._list(mode.outer)
         self._dict(autocast_state.cache)
-        self._list(observers)
+        self._observers()
         self._attributes(set_detect_anomaly, ["_current"])
         self._attributes(errors, ["checking"])
         self._rng(generator())
@@ -224,7 +232,14 @@ class Snapshot:
 
     def _attributes(self, x, names):
         saved = [(name, getattr(x, name)) for name in names if hasattr(x, name)]
-        self._undo.append(lambda: [setattr(x, name, value) for name, value in saved])
+
+        def undo():
+            for name, value in saved:
+                # What is as it was is not written: members of an Enum and frozen objects refuse that.
+                if _held(x, name) is not value:
+                    setattr(x, name, value)
+
+        self._undo.append(undo)
 
     def _item(self, d, name):
         value = d[name]
@@ -245,6 +260,25 @@ class Snapshot:
         saved = list(x)
         self._undo.append(lambda: x.__setitem__(slice(None), saved))
 
+    def _observers(self):
+        """But for those of other threads, which come and go meanwhile."""
+        here = threading.get_ident()
+
+        def mine():
+            return [o for o in observers if getattr(getattr(o, "__self__", None), "thread", here) == here]
+
+        saved = mine()
+
+        def undo():
+            for o in mine():
+                if o not in saved:
+                    observers.remove(o)
+            for o in saved:
+                if o not in observers:
+                    observers.append(o)
+
+        self._undo.append(undo)
+
     def _rng(self, x):
         state = x.bit_generator.state
         self._undo.append(lambda: setattr(x.bit_generator, "state", state))
@@ -257,6 +291,14 @@ class _Glance(Snapshot):
     def _array(self, path, x):
         self.arrays.append((path, x, None))
         return []
+
+
+def _held(x, name):
+    """An attribute, or a new object if there is none, as in an emptied cell of a closure."""
+    try:
+        return getattr(x, name)
+    except (AttributeError, ValueError):
+        return object()
 
 
 def _same(a, b):

@@ -4,9 +4,12 @@ What it finds in which script is tested by tests/test_doctor.py.
 """
 
 import array
+import dataclasses
+import enum
 import json
 import random
 import sys
+import threading
 import types
 from collections import Counter
 
@@ -25,7 +28,7 @@ from minamp.clinic.patient import Patient
 from minamp.clinic.report import Advice, Finding, Report
 from minamp.clinic.rules.base import CODES, RULES
 from minamp.clinic.trace import Trace, largest
-from minamp.record import observers
+from minamp.record import observe, observers
 from minamp.restore import Snapshot
 
 
@@ -418,3 +421,92 @@ def test_arguments_of_the_wrong_kind(argument, value, text):
     with pytest.raises(TypeError) as raised:
         minamp.doctor(**arguments)
     assert text in str(raised.value) and t.count == 0
+
+
+def test_a_step_that_calls_the_doctor_is_refused():
+    """It used to call itself without end: each level twice."""
+    t = Trainer()
+    state = t.state()
+
+    def step():
+        t.step()
+        return minamp.doctor(step, t.model, t.optimizer, t.scaler)
+
+    with pytest.raises(RuntimeError, match="called by a step that the doctor is examining"):
+        step()
+    t = Trainer()
+    with pytest.raises(RuntimeError, match="called by a step that the doctor is examining"):
+        minamp.doctor(step)
+    assert examine(Trainer()) == [] and not listeners and t.state() == state
+
+
+def test_what_another_thread_observes_goes_on():
+    """Its observers come and go while the doctor looks, and are none of those that it puts back."""
+    entered, leave = threading.Event(), threading.Event()
+    seen = []
+
+    def beside():
+        with observe(lambda phase, op, *_: seen.append(op.name)):
+            entered.set()
+            assert leave.wait(10)
+            minamp.ones(2) * 2.0
+
+    other = threading.Thread(target=beside)
+    t, own = Trainer(), []
+
+    def step():
+        t.step()
+        if not own:
+            own.append(other.start())
+            entered.wait(10)
+
+    minamp.doctor(step, t.model, t.optimizer, t.scaler)
+    assert len(observers) == 1
+    leave.set()
+    other.join()
+    assert seen[-1:] == ["mul"] and observers == []
+
+
+def test_what_can_not_be_written_is_left_alone():
+    class Mode(enum.Enum):
+        TRAIN, EVAL = "train", 2
+
+    class Flags(enum.Flag):
+        AMP, EMA = 1, 2
+
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Options:
+        clip: float
+        seen: list
+
+    t, options = Trainer(), Options(1.0, [])
+
+    def step():
+        t.step()
+        options.seen.append((Mode.TRAIN, Flags.AMP | Flags.EMA))
+
+    state = t.state()
+    assert minamp.doctor(step, t.model, t.optimizer, t.scaler) == []
+    assert t.state() == state and options.seen == []
+
+
+def test_ctrl_c_while_things_are_put_back():
+    x, pressed = minamp.zeros(3), []
+
+    class Clock(dict):
+        """What is put back last but one: Ctrl-C comes there, the first time."""
+
+        def clear(self):
+            if not pressed:
+                pressed.append(1)
+                raise KeyboardInterrupt
+            super().clear()
+
+    first, later = Clock(a=1), [1, 2]
+    before = Snapshot(x=x, first=first, later=later)
+    x.fill_(1.0)
+    first["b"] = 2
+    later.append(3)
+    with pytest.raises(KeyboardInterrupt):
+        before.restore()
+    assert x.tolist() == [0.0] * 3 and first == {"a": 1} and later == [1, 2]

@@ -4,6 +4,9 @@ Data flows one way: minamp/restore.py keeps the state safe, calls.py and ops.py 
 (trace.py), the rules (rules/) turn facts into findings, report.py says them. advice.py looks at one step in float32.
 """
 
+import threading
+
+from minamp.announce import listeners
 from minamp.autocast import without_autocast
 from minamp.clinic import advice, rules
 from minamp.clinic.advice import Reference
@@ -31,8 +34,12 @@ def doctor(step, model=None, optimizer=None, scaler=None):
     Model, optimizer, scaler, gradients, random generators and all that the step reaches through its closure, its object and
     its globals are put back, also when it raises. What can't be put back: iterators (a data loader is some batches
     further), files, prints. An error that the doctor knows becomes a finding, any other is raised again. TypeError for an
-    argument of the wrong kind.
+    argument of the wrong kind, RuntimeError inside a step that is being examined.
     """
+    if any(isinstance(x, Calls | Backwards) and x.thread == threading.get_ident() for x in listeners):
+        raise RuntimeError(
+            "doctor: called by a step that the doctor is examining, which might never end: give it a step without that call"
+        )
     runs = 0
 
     def counted():
