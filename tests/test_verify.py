@@ -265,6 +265,14 @@ def test_verdict_where_outputs_stay_float32():
     )
 
 
+def test_verdict_where_nothing_shrinks():
+    seen = replace(numbers().with_amp, saved_bytes=1200)
+    grown = "backward keeps 1.20 times the bytes: 2 of 10 op outputs are not half, and half copies are kept beside float32 values"
+    assert grown in numbers(with_amp=seen, fixed_bytes=1500).verdict  # 60% of all: half of the rest would pay
+    text = numbers(with_amp=seen, fixed_bytes=9000).verdict
+    assert "autocast shrinks only what backward keeps." in text
+
+
 def test_verdict_on_the_cpu_names_both_reasons():
     text = numbers(device="cpu", step_time=SLOW, overhead=1e-4).verdict
     assert (

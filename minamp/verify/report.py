@@ -6,7 +6,8 @@ import shutil
 from dataclasses import asdict, dataclass, field
 
 PAYS = 0.9  # a ratio above it is no gain: medians of ten steps on a busy machine differ by several per cent
-BOUND = 0.5  # more than half of the memory, or of the time, decides what can be won
+BOUND = 0.5  # more than half of the time decides what can be won
+HALVED = 0.5  # what autocast can make of the bytes kept for backward at best
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def _why_off(seen, n, half):
     if half and not seen.covered:
         return (
             f"matmuls and convolutions ran in {half}, but outside every enabled autocast region. That is plain half precision: "
-            "softmax, losses and sums are in half too"
+            "softmax, losses and sums are in half too, but for what the code itself converts"
         )
     if not seen.region_ops:
         return (
@@ -128,14 +129,16 @@ def _memory(report):
             f"backward keeps {saved.ratio:.2f} times the bytes, which makes all memory {everything.ratio:.2f} times as much",
         )
     share = report.fixed_bytes / everything.without_amp
-    if share > BOUND:
+    if share + HALVED * (1 - share) > PAYS:
         return False, (
             f"parameters dominate the memory: they, their gradients and the optimizer's state are {share:.0%} of it, and "
-            f"autocast shrinks only what backward keeps (to {saved.ratio:.2f})"
+            f"autocast shrinks only what backward keeps{f' (to {saved.ratio:.2f})' if saved.ratio < 1 else ''}"
         )
     wide = _total(report.activations) - _total(report.activations, _is_half)
+    copies = ", and half copies are kept beside float32 values" if saved.ratio > 1 else ""
     return False, (
         f"backward keeps {saved.ratio:.2f} times the bytes: {wide} of {_total(report.activations)} op outputs are not half"
+        f"{copies}"
     )
 
 
