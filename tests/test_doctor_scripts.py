@@ -1027,6 +1027,84 @@ def the_bias_of_keys_that_softmax_takes_out_again():
     return T().parts()
 
 
+# --------------------------------------------------------------------------------------------------- suspected without a reason
+
+
+@healthy
+def probabilities_kept_from_zero():
+    """A focal loss and an entropy, each with a constant under its logarithm."""
+
+    class T(Trainer):
+        def forward(self):
+            with autocast():
+                p = self.model(self.x).softmax(-1)
+                right = p.gather(1, self.y.reshape(-1, 1))
+                entropy = -(p * (p + 1e-8).log()).sum(-1).mean()
+                return -((1 - right) ** 2 * right.clamp(min=1e-7).log()).mean() - 0.01 * entropy
+
+    return T().parts()
+
+
+@healthy
+def probabilities_kept_from_zero_of_what_is_wrong():
+    class T(Trainer):
+        def forward(self):
+            with autocast():
+                z = self.model(self.x) - 1000.0 * F.one_hot((self.y + 1) % 10, 10).float()
+                return F.nll_loss((F.softmax(z, -1) + 1e-8).log(), self.y)
+
+    return T().parts()
+
+
+class Unlearnt(Trainer):
+    """A wrong answer that is sure: its probability is far below the constant that is added, and so is its gradient."""
+
+    def forward(self):
+        with autocast():
+            z = self.model(self.x) - 100.0 * F.one_hot(self.y, 10).float()
+            p = F.softmax(z, dim=-1).gather(1, self.y.reshape(-1, 1))
+            return -(p + 1e-8).log().mean()
+
+
+@broken("log_of_softmax")
+def a_probability_far_below_its_constant():
+    return Unlearnt().parts()
+
+
+@healthy
+def float32_training_with_a_validation_in_half():
+    class T(Trainer):
+        def train_step(self):
+            self.optimizer.zero_grad()
+            loss = F.cross_entropy(self.model(self.x), self.y)
+            loss.backward()
+            self.optimizer.step()
+            with minamp.no_grad(), autocast():
+                self.seen = F.cross_entropy(self.model(self.x), self.y).item()
+            return loss.item()
+
+        def make_scaler(self):
+            return None
+
+    return T().parts()
+
+
+class ManyTerms(HalfTrainer):
+    """100,000 half values added up and divided: `size` is that of each."""
+
+    size = 0.1
+
+    def forward(self):
+        z = self.model(self.x.half())
+        rest = minamp.full((100_000,), self.size, dtype=float16) + 0.0 * z[0, 0]
+        return F.cross_entropy(z.float(), self.y) + 0.01 * (rest.sum() / 100_000).float()
+
+
+@healthy
+def a_sum_of_many_small_terms():
+    return ManyTerms().parts()
+
+
 # ------------------------------------------------------------------------------------------------------------------ the tests
 
 
@@ -1345,3 +1423,65 @@ def test_a_scale_of_which_nothing_is_known_is_no_evidence():
         and found.evidence["falls"] == 2
         and "largest_allowed" not in found.evidence
     )
+
+
+def test_a_floor_under_a_logarithm_gives_no_nan():
+    said = first(lambda: Unlearnt().parts()).what
+    assert "below the 1e-08 that keeps it from 0 the gradient vanishes" in said and "nan" not in said
+
+
+def test_a_finite_sum_is_not_said_to_be_infinite():
+    class T(ManyTerms):
+        def forward(self):
+            z = self.model(self.x.half())
+            rest = minamp.tensor([1.0, -1.0] * 50_000).half() + 0.0 * z[0, 0]
+            return F.cross_entropy(z.float(), self.y) + 0.01 * (rest.sum() / 100_000).float()
+
+    found = first(lambda: T().parts())
+    assert (found.code, found.severity) == ("mean_of_too_many", "warning")
+    assert "infinite where their average reaches 0.66" in found.what
+
+
+def test_a_scale_far_too_high_is_not_said_to_be_innocent():
+    class T(Trainer):
+        def forward(self):
+            return 1e6 * super().forward()
+
+    found = first(lambda: T().parts())
+    assert (found.code, found.severity) == ("scale_pinned", "warning")
+    minamp.manual_seed(0)
+    t, skipped = T(), 0
+    while t.scaler.get_scale() > found.evidence["largest_allowed"]:
+        t.train_step()
+        skipped += 1
+    assert f"{skipped} steps are skipped" in found.what
+
+
+def test_advice_where_the_forward_leaves_float16():
+    """Of a float32 loop, of which nothing has overflowed yet."""
+    model, x = mlp(4, 8, 4), 1e5 * minamp.randn(16, 4)
+    report = minamp.doctor(lambda: model(x).square().mean().sqrt().backward(), model)
+    said, numbers = str(report.advice), report.advice.numbers
+    assert "the forward overflows there, whatever the scale" in said and "GradScaler" not in said
+    assert numbers["bfloat16_would_do"] and numbers["largest_in_products"] > 65504
+
+
+@pytest.mark.parametrize("small, fits", [(1e-12, False), (1e-3, True)])
+def test_advice_recommends_no_scale_that_does_not_fit(small, fits):
+    heads = nn.ModuleList([nn.Linear(16, 4), nn.Linear(16, 4)])
+    x, y = minamp.randn(8, 16), minamp.randint(0, 4, (8,))
+
+    def step():
+        (F.cross_entropy(heads[0](x), y) * 1e5 + F.cross_entropy(heads[1](x), y) * small).backward()
+
+    report = minamp.doctor(step, heads)
+    said, numbers = str(report.advice), report.advice.numbers
+    assert ("starts without a skipped step" in said) is fits is not ("No scale fits" in said)
+    assert numbers["bfloat16_would_do"] is not fits
+
+
+def test_a_step_that_trains_nothing_is_not_said_to_be_well():
+    def forgotten():
+        yield mlp(4, 4)
+
+    assert "ran no backward() in this thread" in str(minamp.doctor(forgotten))

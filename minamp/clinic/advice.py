@@ -148,6 +148,11 @@ def advice(trace):
             f"{len(ill)} of {len(trace.parameters)} parameters hold inf or nan before the step, {ill[0]} first: what it does "
             "with them tells little. Examine a step from before that, such as the first."
         )
+    if not trace.calls("backward", "grad") and trace.error is None:
+        return Advice(
+            "The step ran no backward() in this thread, so there was no training to examine: give a function that, when it is "
+            "called, does one whole step."
+        )
     run = trace.reference
     if run is None or not run.complete or not run.weights:
         why = "did not run through" if run is None or not run.complete else "gave no parameter a gradient"
@@ -159,40 +164,62 @@ def advice(trace):
     share = run.seconds["products"] / busy if busy else 0.0
     numbers = {"parameters": count, "share_of_time_in_products": round(share, 3)}
     lines = [
-        f"{share:.0%} of a float32 step's time goes into matmuls and convolutions, so hardware that does those in half can "
-        f"make the step at most {1 / max(1 - share, 1e-3):.1f} times as fast. On a CPU half is emulated: it costs time here "
-        f"and halves the memory of activations. The model has {count} parameters, {4 * count} bytes in float32."
+        f"{share:.0%} of the step's time without autocast goes into matmuls and convolutions, so hardware that does those in "
+        f"half can make the step at most {1 / max(1 - share, 1e-3):.1f} times as fast. On a CPU half is emulated: it costs "
+        f"time here and halves the memory of activations. The model has {count} parameters, {4 * count} bytes in float32."
     ]
-    lines += _about_scale(run, numbers)
+    lines += _about_scale(trace, numbers)
     return Advice("\n".join(lines), numbers)
 
 
-def _about_scale(run, numbers):
+def _about_scale(trace, numbers):
+    run = trace.reference
     top = run.largest
     numbers["largest_gradient"] = top
     if not math.isfinite(top):
         return [
             "The float32 gradients are not finite: neither a scale nor bfloat16 helps, look at the forward."
         ]
-    if top == 0:
-        return ["All gradients are 0: there is nothing to scale."]
     if run.half:
         return ["Some gradients are half even with autocast off, so what they lost can't be told."]
+    reach = _reach(trace)
+    numbers["largest_in_products"] = reach
+    if not reach <= CEILING:
+        numbers["bfloat16_would_do"] = True
+        return [
+            f"float16 ends at {CEILING:g}, and a matmul or convolution is given or gives {_size(reach)}: the forward overflows "
+            "there, whatever the scale. Scale those values down, leave that part in float32, or use "
+            "autocast(dtype=minamp.bfloat16), whose range is float32's."
+        ]
+    if top == 0:
+        return ["All gradients are 0: there is nothing to scale."]
     scale, ceiling = run.rescue(), run.ceiling
     plain, scaled = run.flushed(1.0), run.flushed(scale)
     numbers.update(flushed_unscaled=plain, init_scale=scale, flushed_at_init_scale=scaled, ceiling=ceiling)
-    lines = [
-        f"In float16 {plain:.1%} of the non-zero gradients are 0 without scaling and {scaled:.1%} at a scale of "
-        f"2^{math.log2(scale):.0f}; the largest gradient, {top:.3g}, allows 2^{math.log2(ceiling):.0f}. "
-        f"GradScaler(init_scale=2.0**{math.log2(scale):.0f}) starts without a skipped step."
-    ]
-    numbers["bfloat16_would_do"] = scaled > USUAL_SHARE or ceiling < 1
+    numbers["bfloat16_would_do"] = scaled > USUAL_SHARE
+    power = f"2^{math.log2(scale):.0f}"
+    shares = (
+        f"In float16 {plain:.1%} of the non-zero gradients are 0 without scaling and {scaled:.1%} at a scale of {power}; the "
+        f"largest gradient, {top:.3g}, allows 2^{math.log2(ceiling):.0f}."
+    )
     if numbers["bfloat16_would_do"]:
-        lines.append(
-            "No scale fits float16's range to these gradients: use autocast(dtype=minamp.bfloat16), which needs none."
-        )
-    else:
-        lines.append(
-            "bfloat16 needs no scale either way, for two to three decimal digits instead of three to four."
-        )
-    return lines
+        return [
+            shares,
+            "No scale fits float16's range to these gradients: use autocast(dtype=minamp.bfloat16), which needs none.",
+        ]
+    return [
+        f"{shares} GradScaler(init_scale=2.0**{math.log2(scale):.0f}) starts without a skipped step.",
+        "bfloat16 needs no scale either way, for two to three decimal digits instead of three to four.",
+    ]
+
+
+def _reach(trace):
+    """The largest magnitude that a matmul or convolution of the training is given or gives; of those in half, if there are."""
+    products = [r for r in trace.ops if r.is_product and r.output.recorded]
+    products = [r for r in products if r.output.half] or products
+    sizes = [v.largest for r in products for v in (*r.tensors, r.output)]
+    return math.nan if any(map(math.isnan, sizes)) else max(sizes, default=0.0)
+
+
+def _size(x):
+    return f"{x:.3g}" if math.isfinite(x) else "more"

@@ -96,11 +96,28 @@ def scale_pinned(trace):
                 scale=before,
                 **_room(trace),
             )
-    if (
-        len(updates) >= FALLS
-        and all(_skipped(trace, u) for u in updates)
-        and not _starting(trace, updates[-1])
-    ):
+    if len(updates) >= FALLS and all(_skipped(trace, u) for u in updates):
+        above = _above(trace, updates[-1])
+        if -2 <= above <= STARTING:
+            return None  # only on its way down from too high a start
+        if above > STARTING and trace.reference.ceiling:
+            before, after, better = (
+                updates[0].facts["scale"],
+                updates[0].facts["scale_after"],
+                trace.reference.rescue(),
+            )
+            skips = math.ceil(math.log(before / _allowed(trace)) / math.log(before / after))
+            fits = trace.reference.flushed(better) <= USUAL_SHARE
+            return warning(
+                f"The scale, {before:g}, is far above what the gradients allow: {skips} steps are skipped while it comes "
+                "down.",
+                updates[0].line,
+                f"scaler = GradScaler(init_scale=2.0**{math.log2(better):.0f})"
+                if fits
+                else "with autocast(dtype=minamp.bfloat16): ...   # no scale fits float16's range to these gradients",
+                scale=before,
+                **_room(trace),
+            )
         return error(
             f"The scale has fallen {len(updates)} times in a row, to {updates[-1].facts['scale_after']:g}, and smaller will not "
             "help: what is not finite is not made by the scale.",
@@ -141,11 +158,8 @@ def _flushes(trace, scale):
     return run is not None and run.complete and run.ceiling > 4 * scale and run.flushed(scale) > USUAL_SHARE
 
 
-def _starting(trace, update):
-    """Whether the scale is only on its way down from too high a start, by the float32 gradients."""
+def _above(trace, update):
+    """By how many halvings the scale is above what the float32 gradients allow, or below if negative; nan if not known."""
     allowed = _allowed(trace)
-    return (
-        math.isfinite(allowed)
-        and allowed > 0
-        and 0.25 * allowed <= update.facts["scale_after"] <= allowed * 2.0**STARTING
-    )
+    known = 0 < allowed < math.inf
+    return math.log2(update.facts["scale_after"] / allowed) if known else math.nan

@@ -2,7 +2,7 @@
 
 import math
 
-from minamp.clinic.rules.base import error, feeds, rule, second_moment
+from minamp.clinic.rules.base import error, feeds, rule, second_moment, warning
 from minamp.formats import float16, format_of
 
 _MASKS = {"where", "add", "sub", "mul", "to", "masked_fill", "maximum", "minimum"}
@@ -240,7 +240,9 @@ def summed_first(trace):
         if run.inside("backward") or run.inside("grad"):
             continue
         if run.op in _SUMS and run.output.dtype == float16 and run.tensors:
-            if (run.spoilt is not None or _terms(run) > 65504) and feeds(trace, run, ("div", "mul", "to")):
+            # With fewer terms, or such small ones, no sum of values like these overflows.
+            many = _terms(run) > 65504 and _terms(run) * run.tensors[0].largest > 65504
+            if (run.spoilt is not None or many) and feeds(trace, run, ("div", "mul", "to")):
                 found.append(run)
         elif run.op == "to" and run.output.dtype == float16 and run.spoilt and run.output.size == 1:
             if run.constants and run.constants[0] > 65504 and feeds(trace, run, ("div",)):
@@ -259,11 +261,14 @@ def _terms(run):
 def mean_of_too_many(trace):
     runs = summed_first(trace)
     if runs:
-        run = runs[0]
+        run = next((r for r in runs if r.spoilt), runs[0])
         terms = _terms(run) if run.op in _SUMS else int(run.constants[0])
-        return error(
-            f"A mean by hand over {terms} values sums them up in float16 first: the sum, or the number itself, is infinite "
-            "from 65520 on.",
+        say, what = error, "the sum, or the number itself, is infinite from 65520 on"
+        if run.spoilt is None and math.isfinite(run.output.largest):
+            say = warning
+            what = f"it is {run.output.largest:.3g} here, and infinite where their average reaches {65520 / terms:.2g}"
+        return say(
+            f"A mean by hand over {terms} values sums them up in float16 first: {what}.",
             run.line,
             "x.mean()   # adds up in float32; or x.float().sum() / n",
             terms=terms,

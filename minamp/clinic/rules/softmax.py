@@ -1,12 +1,15 @@
 """Losses: in which format they and the softmax under them are computed, and in which form."""
 
+import math
+
 from minamp.clinic.rules.base import error, rule, tail, warning
 from minamp.clinic.rules.overflow import summed_first
-from minamp.formats import float16
+from minamp.formats import float16, format_of
 
 SOFTMAX = {"softmax", "naive_half_softmax"}
 _SUMS = {"sum", "naive_half_sum"}
 LOSSES = {"log_softmax", "logsumexp", "naive_half_cross_entropy"}
+_PICKS = {"gather", "index"}
 _PASSES = {
     *{"reshape", "permute", "expand", "to", "clone", "index", "gather", "where", "masked_fill", "cat"},
     *{"add", "sub", "clamp", "maximum", "mul", "div"},
@@ -137,17 +140,37 @@ def log_of_softmax(trace):
     for run in trace.ops:
         if run.op not in ("log", "log2", "log10", "log1p") or not run.output.recorded:
             continue
-        made = run.tensors[0].source
+        made, floor, chosen = run.tensors[0].source, 0.0, False
         while made is not None and made.op in _PASSES and not _is_softmax(made) and not _picked(made):
+            floor, chosen = max(floor, _floor(made)), chosen or made.op in _PICKS
             value = max(made.tensors, key=lambda v: v.recorded)
             # 1 - p is no probability that log_softmax could give
             made = None if made.op == "sub" and value is not made.inputs[0] else value.source
         if made is not None and (made.op in SOFTMAX or _by_hand(made) or _picked(made)):
+            what = "a probability that has become 0 gives -inf, and its gradient nan"
+            if floor:
+                if not _bites(trace, run, chosen or _picked(made), floor):
+                    continue
+                what = f"below the {floor:g} that keeps it from 0 the gradient vanishes, where it should be largest"
             return warning(
-                "The logarithm of a softmax: a probability that has become 0 gives -inf, and its gradient nan. log_softmax "
-                "never forms the probability.",
+                f"The logarithm of a softmax: {what}. log_softmax never forms the probability.",
                 run.line,
                 "F.log_softmax(scores, dim=-1)   # or F.cross_entropy(scores, target)",
                 largest_score=made.tensors[0].largest,
                 largest_logarithm=run.output.largest,
             )
+
+
+def _floor(run):
+    """The positive constant that an op adds, or below which it lets nothing fall; 0.0 if there is none, or 0 in its format."""
+    lowest = [run.attrs.get("min", 0.0)] if run.op == "clamp" else []
+    constants = run.constants if run.op in ("add", "maximum", "clamp") else []
+    zero = format_of(run.output.dtype).flush if run.output.half else 0.0
+    return max((c for c in (*lowest, *constants) if c is not None and c > zero), default=0.0)
+
+
+def _bites(trace, run, chosen, floor):
+    """Whether the probability of what was chosen is below the floor under its logarithm; of all others it does no harm."""
+    picks = [r.output for r in trace.ops if r.op in _PICKS and any(v.source is run for v in r.inputs)]
+    base = {"log2": 2.0, "log10": 10.0}.get(run.op, math.e)
+    return any(-v.largest <= math.log(2 * floor, base) for v in [*picks, *([run.output] if chosen else [])])
