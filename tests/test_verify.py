@@ -1,8 +1,10 @@
 """verify_amp: its figures are those of watch, its verdict follows from the numbers, and it leaves no trace."""
 
+import itertools
 import json
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -279,6 +281,20 @@ def test_verdict_on_the_cpu_names_both_reasons():
         "the CPU emulates half arithmetic (it widens to float32, computes and rounds), so time cannot" in text
     )
     assert "the step is dispatch-bound" in text
+
+
+def test_a_machine_that_is_busy_every_other_step_makes_no_difference():
+    loop, busy = Loop(8, 16, 4), itertools.cycle([True, False])
+
+    def step():
+        loop.step()
+        if next(busy):
+            time.sleep(0.02)
+
+    ratio = minamp.verify_amp(
+        step, model=loop.model, optimizer=loop.optimizer, scaler=loop.scaler
+    ).step_time.ratio
+    assert 0.2 < ratio < 5  # with every 20 ms on one side it is more than 10
 
 
 # ------------------------------------------------------------------------------------------------------- it leaves no trace

@@ -5,7 +5,9 @@ import json
 import shutil
 from dataclasses import asdict, dataclass, field
 
-PAYS = 0.9  # a ratio above it is no gain: medians of ten steps on a busy machine differ by several per cent
+PAYS = (
+    0.9  # a ratio above it is no gain: the shortest of ten steps on a busy machine differ by several per cent
+)
 BOUND = 0.5  # more than half of the time decides what can be won
 HALVED = 0.5  # what autocast can make of the bytes kept for backward at best
 
@@ -50,7 +52,7 @@ class Report:
     without_amp: Seen
     fixed_bytes: int  # parameters, their gradients and the optimizer's state
     peak_bytes: Pair | None  # device memory, on a GPU
-    forward_time: Pair  # medians
+    forward_time: Pair  # the shortest of `rounds`
     step_time: Pair
     overhead: float  # seconds that an op on a single number takes
     parameters: dict  # dtype -> name -> number of values
