@@ -403,29 +403,44 @@ def test_master_weights_stay_tied_to_their_weights():
 
 
 def test_the_scale_is_harmless_meanwhile():
-    loop, scales = Loop(8, 4), []
+    loop, calls = Loop(8, 4), itertools.count()
 
     def step():
-        scales.append(loop.scaler.get_scale())
+        scale = loop.scaler.get_scale()
+        # growth_interval is 3, so it grows in these six steps, but from 1
+        assert scale <= 4.0 and (next(calls) > 0 or scale == 1.0)
         loop.step()
 
     verify_amp(step, rounds=1, **loop.parts)
-    # growth_interval is 3, so it grows in these six steps, but from 1
-    assert scales[0] == 1.0 and max(scales) <= 4.0 and loop.scaler.get_scale() == 65536.0
+    assert next(calls) == 6 and loop.scaler.get_scale() == 65536.0
 
 
 def test_an_error_in_the_step_passes_and_everything_is_put_back():
-    loop, calls = Loop(8, 16, 4), []
+    loop, calls = Loop(8, 16, 4), itertools.count(1)
 
     def step():
-        calls.append(loop.step())
-        if len(calls) == 4:
+        loop.step()
+        if next(calls) == 4:
             raise ZeroDivisionError
 
     before = everything(loop)
     with pytest.raises(ZeroDivisionError):
         verify_amp(step, rounds=5, **loop.parts)
-    assert len(calls) == 4 and everything(loop) == before
+    assert next(calls) == 5 and everything(loop) == before
+
+
+def test_what_is_not_handed_over_comes_back_too():
+    loop, losses = Loop(8, 4), []
+    average = [p.detach().clone() for p in loop.model.parameters()]
+
+    def step():
+        losses.append(loop.step())
+        for a, p in zip(average, loop.model.parameters(), strict=True):
+            a.mul_(0.9).add_(p.detach() * 0.1)
+
+    before = everything(loop), [a.tolist() for a in average]
+    verify_amp(step, rounds=1)
+    assert (everything(loop), [a.tolist() for a in average]) == before and losses == []
 
 
 def test_options_and_groups_come_back():

@@ -27,9 +27,9 @@ def verify_amp(step, *, model=None, optimizer=None, scaler=None, rounds=10):
 
     step: a function without arguments that does one training step, backward included; it runs 4 * rounds + 2 times (and twice
     more on a GPU). rounds: how often each time is taken; the shortest counts.
-    What is given of model, optimizer and scaler has its old state afterwards, bit for bit, and so has minamp's generator of
-    random numbers; a data iterator that the step draws from has moved on. Meanwhile the scaler's scale is 1, so that no step
-    is skipped for an overflow: a skipped step would be a quicker one.
+    Model, optimizer, scaler, the random generators and all that the step reaches, such as an average of the weights or a count
+    of the steps, have their old state afterwards, bit for bit; a data iterator that the step draws from has moved on.
+    Meanwhile the scaler's scale is 1, so that no step is skipped for an overflow: a skipped step would be a quicker one.
     TypeError for an argument of the wrong kind, ValueError for rounds below 1, RuntimeError if the step runs no backward, or
     fails with autocast switched off: half weights and float32 data, for one, meet in autocast only.
     """
@@ -51,7 +51,7 @@ def verify_amp(step, *, model=None, optimizer=None, scaler=None, rounds=10):
         raise TypeError(f"verify_amp: rounds must be a whole number, got {rounds!r}: give rounds=10")
     if rounds < 1:
         raise ValueError(f"verify_amp: rounds must be at least 1, got {rounds}")
-    with restored(model=model, optimizer=optimizer, scaler=scaler):
+    with restored(step=step, model=model, optimizer=optimizer, scaler=scaler):
         if scaler is not None and scaler.is_enabled():
             scaler.load_state_dict({**scaler.state_dict(), "scale": 1.0, "_growth_tracker": 0})
         looks = _both(_Look, step)  # the warm-up, too: optimizers make their state in the first step
