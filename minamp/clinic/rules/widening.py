@@ -42,7 +42,7 @@ def widened_by_scalar(trace):
                 f"A {added[0].dtype} constant of shape {added[0].shape} widens a {graph[0].dtype} tensor to {out.dtype}, and "
                 f"all that follows from it: {numpys}unlike a number a tensor with dimensions counts.",
                 run.line,
-                f"x * constant.to(x.dtype)   # or a Python float, in {run.op}",
+                f"constant.to(x.dtype)   # before it meets x in {run.op}; or a Python float",
                 bytes_per_value_before=graph[0].dtype.itemsize,
                 bytes_per_value_after=out.dtype.itemsize,
             )
