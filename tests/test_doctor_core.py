@@ -7,6 +7,7 @@ import array
 import dataclasses
 import enum
 import json
+import math
 import random
 import sys
 import threading
@@ -165,7 +166,8 @@ def test_closures_are_put_back_and_iterators_are_not():
     "what, runs",
     [
         ("finite", 2),  # once as it is, once in float32
-        ("is skipped", 2),  # which spoils nothing
+        ("is skipped", 2),  # which spoils nothing, and the float32 gradients say why
+        ("is skipped for no reason", 4),  # is every one?
         ("overflows", 3),  # the weights are spoilt: the float32 run starts anew
         ("overflows in float32", 3),  # where the step has gone on; perhaps not where it started
         ("raises in float32", 4),  # twice as it is, and not in float32 again
@@ -176,7 +178,9 @@ def test_how_often_the_step_runs(what, runs):
     minamp.manual_seed(0)
     model, calls, turns = nn.Linear(4, 4), iter(range(9)), [0]
     optimizer = optim.SGD(model.parameters(), lr=1e-3)
-    scaler = GradScaler(init_scale=2.0**40, enabled=what == "is skipped")
+    scaler = GradScaler(
+        init_scale=2.0**40 if what == "is skipped" else 2.0, enabled=what.startswith("is skipped")
+    )
 
     def step():
         next(calls)
@@ -184,6 +188,8 @@ def test_how_often_the_step_runs(what, runs):
         optimizer.zero_grad()
         with autocast(dtype=float16, enabled=what != "is in float32 every second time" or turns[0] % 2 == 1):
             y = model(minamp.ones(2, 4))
+        if what == "is skipped for no reason" and y.dtype == float16:
+            y.register_hook(lambda g: g * math.inf)
         factor = {"overflows": 1e38, "overflows in float32": 1.0 if y.dtype == float16 else 1e38}.get(
             what, 1.0
         )

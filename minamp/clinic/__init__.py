@@ -65,7 +65,7 @@ def _examined(step, patient, before):
     if reference is not None and rules.breaks_the_order(reference.error):
         trace.error = reference.error
         return trace
-    if reference is not None and not trace.repeats:
+    if reference is not None and not (trace.repeats and rules.skips_explained(trace)):
         before.restore()
         trace = _noted(step, patient, before, in_float32=False)
         trace.reference = reference

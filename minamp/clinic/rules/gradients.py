@@ -9,7 +9,7 @@ from minamp.formats import float16
 FLUSHED = 0.1  # of all non-zero gradients; a healthy run at 2^16 stays below 0.04
 FLUSHED_OF_ONE = 0.5  # of one parameter's
 FALLS = 2  # skipped steps in a row
-STARTING = 10  # halvings that a start at too high a scale may need: 2^24 where 2^14 would do
+STARTING = 12  # powers of two that a scale may start too high: 2^24 where 2^12 would do
 
 
 def _scale(trace):
@@ -96,28 +96,23 @@ def scale_pinned(trace):
                 scale=before,
                 **_room(trace),
             )
-    if len(updates) >= FALLS and all(_skipped(trace, u) for u in updates):
-        above = _above(trace, updates[-1])
-        if -2 <= above <= STARTING:
-            return None  # only on its way down from too high a start
-        if above > STARTING and trace.reference.ceiling:
-            before, after, better = (
-                updates[0].facts["scale"],
-                updates[0].facts["scale_after"],
-                trace.reference.rescue(),
-            )
-            skips = math.ceil(math.log(before / _allowed(trace)) / math.log(before / after))
-            fits = trace.reference.flushed(better) <= USUAL_SHARE
-            return warning(
-                f"The scale, {before:g}, is far above what the gradients allow: {skips} steps are skipped while it comes "
-                "down.",
-                updates[0].line,
-                f"scaler = GradScaler(init_scale=2.0**{math.log2(better):.0f})"
-                if fits
-                else "with autocast(dtype=minamp.bfloat16): ...   # no scale fits float16's range to these gradients",
-                scale=before,
-                **_room(trace),
-            )
+    falls = [u for u in updates if _skipped(trace, u)]
+    excess = _excess(trace, falls[0]) if falls else math.nan
+    if excess > STARTING and trace.reference.ceiling:
+        first, better = falls[0].facts, trace.reference.rescue()
+        skips = math.ceil(excess / math.log2(first["scale"] / first["scale_after"]))
+        fits = trace.reference.flushed(better) <= USUAL_SHARE
+        return warning(
+            f"The scale, {first['scale']:g}, is far above what the gradients allow: {skips} steps are skipped while it comes "
+            "down.",
+            falls[0].line,
+            f"scaler = GradScaler(init_scale=2.0**{math.log2(better):.0f})"
+            if fits
+            else "with autocast(dtype=minamp.bfloat16): ...   # no scale fits float16's range to these gradients",
+            scale=first["scale"],
+            **_room(trace),
+        )
+    if len(updates) >= FALLS and falls == updates and not -1 <= excess <= STARTING:
         return error(
             f"The scale has fallen {len(updates)} times in a row, to {updates[-1].facts['scale_after']:g}, and smaller will not "
             "help: what is not finite is not made by the scale.",
@@ -127,6 +122,12 @@ def scale_pinned(trace):
             scale=updates[-1].facts["scale_after"],
             **_room(trace),
         )
+
+
+def skips_explained(trace):
+    """Whether every skipped step had an overflow in its forward, or a scale too high for its gradients in float32."""
+    falls = [u for u in trace.calls("scaler.update") if _skipped(trace, u)]
+    return any(run.spoilt for run in trace.ops) or all(_excess(trace, u) >= -1 for u in falls)
 
 
 def _skipped(trace, update):
@@ -158,8 +159,7 @@ def _flushes(trace, scale):
     return run is not None and run.complete and run.ceiling > 4 * scale and run.flushed(scale) > USUAL_SHARE
 
 
-def _above(trace, update):
-    """By how many halvings the scale is above what the float32 gradients allow, or below if negative; nan if not known."""
+def _excess(trace, update):
+    """How many powers of two a scale was above what the float32 gradients allow; nan if that is not known."""
     allowed = _allowed(trace)
-    known = 0 < allowed < math.inf
-    return math.log2(update.facts["scale_after"] / allowed) if known else math.nan
+    return math.log2(update.facts["scale"] / allowed) if 0 < allowed < math.inf else math.nan
