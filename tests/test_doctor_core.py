@@ -203,6 +203,14 @@ def test_how_often_the_step_runs(what, runs):
     assert report.steps == next(calls) == runs
 
 
+def test_an_iterator_that_ends():
+    model, batches = nn.Linear(4, 4), iter([minamp.ones(2, 4)])
+    with pytest.raises(
+        RuntimeError, match="^doctor: an iterator was at its end in run [23] of the step: give"
+    ):
+        minamp.doctor(lambda: model(next(batches)).sum().backward(), model)
+
+
 settings = types.ModuleType("settings")  # as a module of the user's
 
 

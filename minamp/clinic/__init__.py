@@ -45,7 +45,13 @@ def doctor(step, model=None, optimizer=None, scaler=None):
     def counted():
         nonlocal runs
         runs += 1
-        step()
+        try:
+            step()
+        except StopIteration as end:
+            raise RuntimeError(
+                f"doctor: an iterator was at its end in run {runs} of the step: give it one that goes on, such as "
+                "itertools.cycle(batches)"
+            ) from end
 
     patient = Patient(step, model, optimizer, scaler)
     with restored(step=step, model=model, optimizer=optimizer, scaler=scaler) as before:
@@ -69,9 +75,8 @@ def _examined(step, patient, before):
         before.restore()
         trace = _noted(step, patient, before, in_float32=False)
         trace.reference = reference
-    if (
-        reference is None or reference.complete and not reference.sound
-    ):  # perhaps it will be where the step starts
+    # what is not sound after the first call may be so where that started
+    if reference is None or reference.complete and not reference.sound:
         before.restore()
         trace.reference = _in_float32(step, trace, patient)
     return trace
