@@ -30,6 +30,8 @@ def gemm_ex(
     a = matrix(a, a_type, k, m, lda).T if ta else matrix(a, a_type, m, k, lda)
     b = matrix(b, b_type, n, k, ldb).T if tb else matrix(b, b_type, k, n, ldb)
     c = matrix(c, c_type, m, n, ldc)
+    if algo == 99 and kind == "f4":  # what the deprecated choice allows
+        a, b = a.astype("f2"), b.astype("f2")
     with np.errstate(all="ignore"):
         if compute == 64:  # every step rounded to half
             total = np.zeros((m, n), kind)

@@ -25,7 +25,7 @@ import faults
 import numpy as np
 import pool
 
-from minamp.backends import device
+from minamp.backends import cublas, device
 
 
 class _Count(Counter):
@@ -79,7 +79,12 @@ def _launch(function):
 def _forbid(what):
     """What waits for the GPU or copies from the host can't be captured."""
     if capture is not None:
-        raise RuntimeError(f"cudaErrorStreamCaptureUnsupported: {what}")
+        if what == "sync":
+            raise faults.CUDARuntimeError(
+                "cudaErrorStreamCaptureUnsupported: operation not permitted when stream is capturing"
+            )
+        way = {"get": "D2H", "put": "H2D"}[what]
+        raise RuntimeError(f"the current stream is capturing, so {way} transfers are disallowed")
     count[what] += 1
 
 
@@ -363,9 +368,14 @@ class Device(contextlib.nullcontext):
     compute_capability = "90"
     id = 0
 
+    pci_bus_id = "0000:01:00.0"
+
     def __init__(self, index=0):
         super().__init__()
         assert index == 0
+
+    def use(self):
+        return self
 
     def synchronize(self):
         _forbid("sync")
@@ -396,13 +406,25 @@ def _cublas(name):
     scalars = [i for i, p in enumerate(inspect.signature(function).parameters) if p in ("alpha", "beta")]
 
     def call(*args):
-        args = list(args)
+        args = [getattr(a, "value", a) for a in args]  # ctypes' numbers, past CuPy
         held = [ctypes.create_string_buffer(ctypes.string_at(args[i], 8)) for i in scalars]  # read at once
         for i, h in zip(scalars, held, strict=True):
             args[i] = ctypes.addressof(h)
         _launch(lambda held=held: function(*args))
+        return 0
 
     return call
+
+
+def _guarded(call):
+    """CuPy's wrapper of a cuBLAS call, which can't be captured."""
+
+    def wrapper(*args):
+        if capture is not None:
+            raise NotImplementedError("calling cuBLAS API during stream capture is currently unsupported")
+        call(*args)
+
+    return wrapper
 
 
 class Stream(contextlib.nullcontext):
@@ -429,22 +451,29 @@ class Graph:
             launch()
 
 
+LIBRARY = types.SimpleNamespace(  # cuBLAS without CuPy
+    cublasSetStream_v2=lambda handle, stream: 0,
+    cublasGemmEx=_cublas("gemm_ex"),
+    cublasGemmStridedBatchedEx=_cublas("gemm_strided_batched_ex"),
+)
+
 MODULE.cuda = types.SimpleNamespace(
     is_available=lambda: True,
     Device=Device,
     Event=Event,
     get_elapsed_time=get_elapsed_time,
     Stream=Stream,
+    get_current_stream=lambda: types.SimpleNamespace(ptr=0),
     MemoryHook=pool.MemoryHook,
     MemoryPool=lambda: types.SimpleNamespace(malloc=None),
     using_allocator=lambda allocator: contextlib.nullcontext(),
     runtime=types.SimpleNamespace(
         getDeviceCount=lambda: 1, runtimeGetVersion=lambda: 13020, memGetInfo=pool.mem_get_info
     ),
-    device=types.SimpleNamespace(get_cublas_handle=lambda: 1),
+    device=types.SimpleNamespace(get_cublas_handle=lambda: 1, get_device_id=lambda: 0),
     cublas=types.SimpleNamespace(
-        gemmEx=_cublas("gemm_ex"),
-        gemmStridedBatchedEx=_cublas("gemm_strided_batched_ex"),
+        gemmEx=_guarded(LIBRARY.cublasGemmEx),
+        gemmStridedBatchedEx=_guarded(LIBRARY.cublasGemmStridedBatchedEx),
         setMathMode=lambda handle, mode: None,
     ),
 )
@@ -454,7 +483,8 @@ MODULE.get_default_memory_pool = lambda: pool
 @contextlib.contextmanager
 def installed():
     """The stand-in in CuPy's place; yields this module's names as an object with `count`."""
-    before = device.use(MODULE)
+    before, library = device.use(MODULE), cublas.library
+    cublas.library = lambda: LIBRARY
     device._ready.append("ok")  # the real check multiplies halves
     count.clear()
     try:
@@ -462,3 +492,4 @@ def installed():
     finally:
         faults.clear()
         device.use(before)
+        cublas.library = library

@@ -150,9 +150,12 @@ def test_what_cannot_be_captured_says_so(gpu):
     run.step()
     g = minamp.cuda.CUDAGraph()
     with pytest.raises(
-        RuntimeError, match="Unsupported: get"
+        RuntimeError, match="stream is capturing, so D2H"
     ):  # the flag is asked for: capturable=True is missing
         with minamp.cuda.graph(g):
+            run.step()
+    with pytest.raises(RuntimeError, match="^cudaErrorStreamCaptureUnsupported"):  # no failed kernel
+        with minamp.debug(sync=True), minamp.cuda.graph(g):
             run.step()
     with pytest.raises(RuntimeError, match="nothing was captured: use `with minamp.cuda.graph"):
         minamp.cuda.CUDAGraph().replay()

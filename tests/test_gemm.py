@@ -97,6 +97,11 @@ def test_batches_lie_at_strides(gpu):
     assert gemm.plan(x, one, out).strides == (0, 5, 28)  # one matrix for all
 
 
+def test_float32_factors_are_not_rounded_to_half(gpu):
+    a, b = (np.full((3, 3), v, float32) for v in (1 + 2.0**-20, 1.0))
+    assert (gemm.matmul(standin.ndarray(a), standin.ndarray(b), float32)._a == 3 * a).all()
+
+
 def test_half_sums_are_the_lesson(gpu):
     a, b = (standin.ndarray(np.ones(s, float16)) for s in ((1, 4096), (4096, 1)))
     out = gpu.xp.empty((1, 1), float16)

@@ -35,7 +35,7 @@ def explain(error, what):
     kind = type(error).__name__
     if kind == "OutOfMemoryError" and isinstance(error, MemoryError) or _no_memory(error):
         raise _out_of_memory(error, what) from error
-    if kind not in _KERNEL_ERRORS:
+    if kind not in _KERNEL_ERRORS or "StreamCapture" in str(error):  # what can't be captured harms nothing
         return
     if checking:
         text = f"{what}: its kernel failed on the GPU ({device.line(error)}). Called at {user_line()}. "

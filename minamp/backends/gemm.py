@@ -9,13 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from minamp.backends import cublas
 from minamp.backends.device import xp
 from minamp.formats import bfloat16, float16, float32, float64, is_half
 
 # cudaDataType_t and cublasComputeType_t of CUDA 12 and 13
 TYPES = {float32: 0, float64: 1, float16: 2, bfloat16: 14}
 COMPUTE_16F, COMPUTE_32F, COMPUTE_64F = 64, 68, 70
-DEFAULT_TENSOR_OP = 99
+# cuBLAS's own choice, tensor cores included. 99, "default tensor op", would let it round float32 factors to half.
+DEFAULT = -1
 # Long sums may be cut over several blocks, whose parts are added in the format of the result: in half they could overflow.
 # With this math mode they are added in float32.
 NO_REDUCED_PRECISION_REDUCTION = 16
@@ -146,20 +148,19 @@ def gemm(a, b, out, *, alpha=1.0, beta=0.0, half_sums=False):
         compute, kind = COMPUTE_16F, float16
     factors = np.array([alpha, beta], kind)  # read by cuBLAS while the call lasts
     at = factors.ctypes.data
-    cublas, handle = xp.cuda.cublas, xp.cuda.device.get_cublas_handle()
-    cublas.setMathMode(handle, NO_REDUCED_PRECISION_REDUCTION)
+    handle = xp.cuda.device.get_cublas_handle()
+    xp.cuda.cublas.setMathMode(handle, NO_REDUCED_PRECISION_REDUCTION)
     head = (handle, *p.transposed, p.m, p.n, p.k, at)
     # a and b may be copies that only these names keep alive until the call
     from_b, from_a, beta_at = b.data.ptr, a.data.ptr, at + factors.itemsize
     (tb, ta, to), (ldb, lda, ldo), (sb, sa, so) = p.types, p.leading, p.strides
     if p.batch == 1:
-        tail = (compute, DEFAULT_TENSOR_OP)
-        cublas.gemmEx(*head, from_b, tb, ldb, from_a, ta, lda, beta_at, out.data.ptr, to, ldo, *tail)
+        tail = (compute, DEFAULT)
+        cublas.call("gemmEx", *head, from_b, tb, ldb, from_a, ta, lda, beta_at, out.data.ptr, to, ldo, *tail)
     else:
-        tail = (p.batch, compute, DEFAULT_TENSOR_OP)
-        cublas.gemmStridedBatchedEx(
-            *head, from_b, tb, ldb, sb, from_a, ta, lda, sa, beta_at, out.data.ptr, to, ldo, so, *tail
-        )
+        tail = (p.batch, compute, DEFAULT)
+        by_a, by_b, by_out = (from_a, ta, lda, sa), (from_b, tb, ldb, sb), (out.data.ptr, to, ldo, so)
+        cublas.call("gemmStridedBatchedEx", *head, *by_b, *by_a, beta_at, *by_out, *tail)
     return out
 
 

@@ -78,7 +78,7 @@ def raw(a, b, out, compute=gemm.COMPUTE_32F):
         ta,
         lda,
     )
-    args += (factors.ctypes.data + 4, out.data.ptr, to, ldo, compute, gemm.DEFAULT_TENSOR_OP)
+    args += (factors.ctypes.data + 4, out.data.ptr, to, ldo, compute, gemm.DEFAULT)
 
     def call(keep=(factors, a, b, out)):
         cublas.gemmEx(*args)
