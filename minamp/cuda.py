@@ -23,6 +23,20 @@ def device_count():
     return backends.device.count() if is_available() else 0
 
 
+def set_device(device):
+    """Compute on the GPU `device` (a number or 'cuda:1') from here on: 'cuda' is that one then. RuntimeError without it."""
+    backends.device.need("minamp.cuda.set_device")
+    index = _index(device)
+    if index is not None:
+        backends.device.gpu(index).use()
+
+
+def current_device():
+    """The number of the GPU that computes. RuntimeError without one."""
+    backends.device.need("minamp.cuda.current_device")
+    return backends.device.current()
+
+
 def synchronize(device=None):
     """Wait until everything launched on the GPU is done; on the CPU there is nothing to wait for."""
     if backends.device.in_use():
@@ -71,11 +85,16 @@ def empty_cache():
 def _on(device, name, function):
     """`function` on the GPU `device` (default the current one). RuntimeError without one."""
     backends.device.need(f"minamp.cuda.{name}")
-    index = device if isinstance(device, int) else None if device is None else backends.Device(device).index
+    index = _index(device)
     if index is None:
         return function()
-    with backends.device.xp.cuda.Device(index):
+    with backends.device.gpu(index):
         return function()
+
+
+def _index(device):
+    """1 for 1 and 'cuda:1', None for None and 'cuda'."""
+    return device if isinstance(device, int) else None if device is None else backends.Device(device).index
 
 
 # ---- time

@@ -261,15 +261,15 @@ def talk():
 class Nccl:
     """NCCL's double: sums at once, over MPI, what lies at an address; writes down what was asked of it."""
 
-    NCCL_FLOAT64, NCCL_FLOAT32, NCCL_FLOAT16, NCCL_SUM = 8, 7, 6, 0
     asked = []
 
     class NcclCommunicator:
         def __init__(self, size, identity, rank):
+            assert type(identity) is bytes
             Nccl.asked.append(["join", size, list(identity), rank])
 
         def allReduce(self, source, target, count, kind, op, stream):
-            assert source == target and kind == Nccl.NCCL_FLOAT32 and op == Nccl.NCCL_SUM
+            assert source == target and kind == 7 and op == 0  # float32, sum
             array = np.ctypeslib.as_array(ctypes.cast(source, ctypes.POINTER(ctypes.c_float)), (count,))
             group = dist.group.group()
             group.wait(group.comm.Iallreduce(group.MPI.IN_PLACE, array), "the double")
@@ -281,7 +281,7 @@ class Nccl:
 
     @staticmethod
     def get_unique_id():
-        return (1, 2, 3)
+        return b"\1\2\3"
 
 
 class Stream:
@@ -316,14 +316,22 @@ def gpu(way):
             scaler.update()
         return [p.detach().cpu().numpy().tolist() for p in model.parameters()]
 
-    on_cpu = train("cpu")
+    on_cpu, shared = train("cpu"), ""
     with standin.installed() as double:
         if way == "nccl":
-            double.xp.cuda.nccl, double.xp.cuda.Stream = Nccl, Stream
+            sys.modules["cupy"] = sys.modules["cupy.cuda"] = (
+                double.xp
+            )  # `import cupy` leaves NCCL's module out
+            sys.modules["cupy.cuda.nccl"], double.xp.cuda.Stream = Nccl, Stream
             double.xp.cuda.get_current_stream = Stream
+            try:  # both ranks find the same card
+                dist.group._join_ring(dist.group.group(), needed=True)
+            except RuntimeError as error:
+                shared = str(error)
+            double.xp.cuda.Device.pci_bus_id = f"0000:0{dist.get_rank()}:00.0"
             dist.group._join_ring(dist.group.group(), needed=True)
         on_gpu = train("cuda")
-    report(same=on_gpu == on_cpu, asked=Nccl.asked, weights=on_gpu[1])
+    report(same=on_gpu == on_cpu, asked=Nccl.asked, weights=on_gpu[1], shared=shared)
 
 
 # ------------------------------------------------------------------------------------------------------------- what goes wrong

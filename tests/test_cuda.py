@@ -175,6 +175,21 @@ def test_mixed_devices_are_refused_by_name(gpu):
     assert y.device == "cuda:0" and y.tolist() == [2.0, 2.0]
 
 
+def test_the_gpu_that_computes_is_chosen(gpu):
+    x = Tensor(standin.second(np.ones(2, float32)))
+    before = gpu.count["kernel"]
+    with pytest.raises(
+        RuntimeError, match=r"exp: tensors on cuda:1, .* cuda:0: call minamp.cuda.set_device\(1\)"
+    ):
+        minamp.exp(x)
+    assert gpu.count["kernel"] == before
+    for name in (0, "cuda:0", "cuda"):
+        minamp.cuda.set_device(name)
+    assert minamp.cuda.current_device() == 0
+    with pytest.raises(RuntimeError, match="'cuda:1' asked for, but there are 1 GPUs"):
+        minamp.cuda.set_device("cuda:1")
+
+
 @pytest.mark.parametrize("source", [float32, float64, float16, bfloat16, np.dtype(np.int64)], ids=str)
 @pytest.mark.parametrize("target", [float16, bfloat16, float32], ids=str)
 def test_casts_round_once(gpu, source, target):

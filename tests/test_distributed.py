@@ -165,7 +165,7 @@ def test_gpus_without_nccl_sum_through_main_memory():
 @needs_mpi
 def test_gpus_with_nccl_sum_every_bucket_where_it_lies():
     for rank, facts in enumerate(together(2, "gpu", "nccl")):
-        assert facts["same"]
+        assert facts["same"] and "ranks share a GPU: give each one of its own" in facts["shared"]
         join, *sums = facts["asked"]
         assert join == ["join", 2, [1, 2, 3], rank]
         # two buckets a step: the last layer (80 + 10) with the first bias (8), the first weight; one flag for each tensor

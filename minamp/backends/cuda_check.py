@@ -9,13 +9,20 @@ from minamp.formats import bfloat16, float32
 def check(what, names, arrays, product):
     """Refuse arguments no kernel can take together, given the op's name and those of its arguments.
 
-    RuntimeError for arrays on different GPUs, and (product) for a format that the card can't multiply.
+    RuntimeError for arrays on different GPUs or not on the current one, and (product) for a format that the card can't multiply.
     """
     here = [(n, a) for n, a in zip(names, arrays, strict=True) if device.holds(a)]
-    if len({a.device.id for _, a in here}) > 1:
+    places = {a.device.id for _, a in here}
+    if len(places) > 1:
         found = ", ".join(f"{n} cuda:{a.device.id}" for n, a in here)
         raise RuntimeError(
             f"{what}: tensors on different devices ({found}): move them to one, e.g. with x.to('cuda:0')"
+        )
+    if (current := device.current()) not in places:
+        place = places.pop()
+        raise RuntimeError(
+            f"{what}: tensors on cuda:{place}, and the GPU that computes is cuda:{current}: "
+            f"call minamp.cuda.set_device({place}) first"
         )
     if product and any(a.dtype == bfloat16 for _, a in here) and not bf16_works():
         raise RuntimeError(
@@ -29,7 +36,7 @@ _bf16 = {}  # (array module, number of the GPU) -> whether it multiplies bfloat1
 
 def bf16_works():
     """Whether the current GPU multiplies bfloat16: tried once with 8 x 8 ones, not guessed from a version. Waits for it."""
-    key = (id(device.array_module()), xp.cuda.Device().id)
+    key = (id(device.array_module()), device.current())
     if key not in _bf16:
         try:
             ones = xp.full((8, 8), 1.0, float32).astype(bfloat16)

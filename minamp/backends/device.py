@@ -147,21 +147,31 @@ def to_device(array, index=None):
         )
     if index is None:
         return xp.asarray(array)
+    with gpu(index):
+        return xp.asarray(array)
+
+
+def gpu(index):
+    """The GPU with this number: a context manager, current inside. RuntimeError where there are not so many."""
     if index >= count():
         raise RuntimeError(
             f"device 'cuda:{index}' asked for, but there are {count()} GPUs: give a number below {count()}"
         )
-    with xp.cuda.Device(index):
-        return xp.asarray(array)
+    return xp.cuda.Device(index)
 
 
-_constants = {}  # (module, bytes, dtype, shape) -> array: the geometry of pools and resizes, moved once
+def current():
+    """The number of the GPU that computes."""
+    return xp.cuda.device.get_device_id()
+
+
+_constants = {}  # (module, GPU, bytes, dtype, shape) -> array: the geometry of pools and resizes, moved once
 
 
 def constant(array):
     """A small NumPy array on the GPU, moved there the first time and kept: what depends on shapes only."""
     array = np.asarray(array)
-    key = (id(_ArrayModule.module), array.tobytes(), array.dtype, array.shape)
+    key = (id(_ArrayModule.module), current(), array.tobytes(), array.dtype, array.shape)
     if key not in _constants:
         if len(_constants) > 1000:
             _constants.clear()

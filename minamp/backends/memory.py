@@ -47,7 +47,7 @@ def _pool():
 
 def _counted():
     """(hook, number of the current GPU), the hook's count put right by the pool's own."""
-    hook, i = start(), xp.cuda.Device().id
+    hook, i = start(), device.current()
     hook.now[i] = used = _pool().used_bytes()
     hook.peak[i] = max(hook.peak.get(i, 0), used)
     return hook, i

@@ -134,6 +134,12 @@ def _join_ring(group, needed):
     reasons = group.gather(nccl.why_not(), "looking for NCCL")
     missing = [f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason]
     if not missing:
+        cards = group.gather(nccl.card(), "looking for GPUs")
+        if len(set(cards)) < len(cards):  # NCCL refuses that
+            missing = [
+                "ranks share a GPU: give each one of its own, by minamp.cuda.set_device or CUDA_VISIBLE_DEVICES"
+            ]
+    if not missing:
         group.ring = nccl.Ring(
             group.size, group.gather(group.rank == 0 and nccl.unique_id(), "NCCL")[0], group.rank
         )
