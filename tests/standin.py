@@ -319,8 +319,8 @@ def mean(x, axis=None, dtype=None, keepdims=False):
 
 @_module
 def matmul(a, b):
-    if a.dtype.itemsize == 2:
-        raise TypeError("matmul of half arrays: gemm.py does those")
+    if a.dtype.kind not in "iub":
+        raise TypeError("matmul of floats: gemm.py does those, also while a stream is captured")
     return _kernel(np.matmul, a, b)
 
 

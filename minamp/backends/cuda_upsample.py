@@ -1,6 +1,6 @@
 """upsample.py on the GPU. The taps depend on sizes only: they are moved once and kept."""
 
-from minamp.backends import upsample
+from minamp.backends import gemm, upsample
 from minamp.backends.cuda_cast import widen
 from minamp.backends.device import constant, xp
 
@@ -22,4 +22,4 @@ def upsample2d_grad(g, rows, cols):
     """Two matrix products a plane, in float32 (float64)."""
     g = widen(g)
     by_rows, by_cols = (constant(upsample.matrix(taps, g.dtype)) for taps in (rows, cols))
-    return xp.matmul(xp.matmul(by_rows.T, g), by_cols)
+    return gemm.matmul(gemm.matmul(by_rows.T, g, g.dtype), by_cols, g.dtype)
