@@ -236,8 +236,8 @@ def _function(name):
 
 MODULE = types.SimpleNamespace(ndarray=ndarray)
 for _n in (
-    "abs exp log log1p expm1 log2 log10 sqrt tanh sin cos maximum minimum remainder floor_divide where isfinite isnan isinf "
-    "logical_and logical_or logical_xor logical_not "
+    "abs exp log log1p expm1 log2 log10 sqrt tanh sin cos maximum minimum subtract remainder floor_divide where isfinite "
+    "isnan isinf logical_and logical_or logical_xor logical_not "
     "round floor ceil trunc copysign clip zeros_like ones_like full_like max min prod argmax argmin argsort cumsum cumprod "
     "concatenate take tril triu zeros full arange tri flip"
 ).split():
@@ -264,12 +264,6 @@ for _n in "reshape transpose swapaxes moveaxis broadcast_to ascontiguousarray".s
 def _module(function):
     setattr(MODULE, function.__name__, function)
     return function
-
-
-@_module
-def sign(x):
-    """CuPy's is 0 for nan."""
-    return _kernel(lambda a: np.subtract(a > 0, a < 0, dtype=a.dtype), x)
 
 
 @_module

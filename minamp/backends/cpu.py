@@ -244,7 +244,7 @@ def sigmoid(x):
 
 
 def sign(x):
-    """-1, 0 or 1; 0 for nan, as in PyTorch and CuPy."""
+    """-1, 0 or 1; 0 for nan, as in PyTorch."""
     return np.subtract(x > 0, x < 0, dtype=x.dtype)
 
 

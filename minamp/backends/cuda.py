@@ -66,7 +66,7 @@ def _named(name):
     return function
 
 
-abs, sign = _named("abs"), _named("sign")
+abs = _named("abs")
 exp, log, sqrt, tanh, sin, cos = (_named(n) for n in ("exp", "log", "sqrt", "tanh", "sin", "cos"))
 log1p, expm1, log2, log10 = (_named(n) for n in ("log1p", "expm1", "log2", "log10"))
 maximum, minimum, where = (_named(n) for n in ("maximum", "minimum", "where"))
@@ -243,6 +243,11 @@ def clamp(x, min=None, max=None):
 
 def cat(xs, dim):
     return xp.concatenate(xs, axis=dim)
+
+
+def sign(x):
+    """-1, 0 or 1; 0 for nan, where CuPy's is nan."""
+    return xp.subtract(x > 0, x < 0, dtype=x.dtype)
 
 
 def relu(x):
