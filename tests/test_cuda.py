@@ -502,6 +502,19 @@ def test_a_transposed_convolution_adds_its_bias_where_it_gathers(gpu, dtype, bia
     close("exact", results["cuda"], results["cpu"])
 
 
+@pytest.mark.parametrize("wmma", [False, True])
+def test_a_bias_may_have_gaps(gpu, wmma, monkeypatch):
+    monkeypatch.setattr("minamp.backends.cuda_conv.WMMA", wmma)
+    rng = np.random.default_rng(0)
+    x, w, bias = (rng.integers(-8, 9, s).astype(np.float16) for s in ((2, 16, 4, 5), (16, 16, 3, 3), (32,)))
+    for convolve in (F.conv2d, F.conv_transpose2d):
+        y = [
+            convolve(*(Tensor(a).to(where) for a in (x, w)), Tensor(bias).to(where)[::2])
+            for where in ("cpu", "cuda")
+        ]
+        close("exact", *y)
+
+
 def test_first_layers_are_aligned_and_exact(gpu, monkeypatch):
     """1 or 3 channels: every operand of every product has rows of multiples of 16 bytes; the sums are the CPU's."""
     from minamp.backends import gemm

@@ -96,8 +96,8 @@ def ints(*values):
 
 
 def optional(array):
-    """`array`, or a null pointer for None."""
-    return NULL if array is None else array
+    """`array` without gaps, or a null pointer for None."""
+    return NULL if array is None else xp.ascontiguousarray(array)
 
 
 def keep_mask(key, shape, p):
