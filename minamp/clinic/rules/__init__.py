@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from minamp.clinic.rules import clipping, gradients, order, overflow, regions, softmax, state, widening
 from minamp.clinic.rules.base import CODES, RULES
-from minamp.clinic.rules.gradients import skips_explained  # noqa: F401  asked before there is anything to judge
+from minamp.clinic.rules.gradients import skips_explained  # asked before there is anything to judge
 
 _FORWARD = (
     "softmax_in_half",
