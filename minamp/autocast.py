@@ -165,12 +165,15 @@ class without_autocast:
     """
 
     def __enter__(self):
-        state.outer.append((state.enabled, state.allowed))
+        self.outer = (
+            state.enabled,
+            state.allowed,
+        )  # not on the stack: the step may leave a region of its own open there
         state.enabled = state.allowed = False
         return self
 
     def __exit__(self, *_):
-        state.enabled, state.allowed = state.outer.pop()
+        state.enabled, state.allowed = self.outer
         return False
 
 

@@ -1027,6 +1027,225 @@ def the_bias_of_keys_that_softmax_takes_out_again():
     return T().parts()
 
 
+# ----------------------------------------------------------------------------------------- classes and contexts of one's own
+
+
+class Logging(GradScaler):
+    """Tells somebody of its calls, with signatures of its own."""
+
+    def scale(self, *outputs, **options):
+        return super().scale(*outputs, **options)
+
+    def step(self, opt, model=None, limit=None):
+        if limit is not None:
+            self.unscale_(optimizer=opt)
+            clip_grad_norm_(model.parameters(), limit)
+        return super().step(opt)
+
+    def update(self):
+        return super().update()
+
+
+class Logged(Trainer):
+    def make_scaler(self):
+        return Logging()
+
+    def train_step(self):
+        self.optimizer.zero_grad()
+        loss = self.forward()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(model=self.model, limit=1.0, opt=self.optimizer)
+        self.scaler.update()
+        return loss.item()
+
+
+@healthy
+def a_scaler_with_signatures_of_its_own():
+    return Logged().parts()
+
+
+@broken("clip_before_unscale")
+def a_scaler_of_ones_own_that_clips_first():
+    class Hasty(Logging):
+        def step(self, opt, **options):
+            clip_grad_norm_(options["model"].parameters(), options["limit"])
+            return super().step(opt=opt)
+
+    class T(Logged):
+        def make_scaler(self):
+            return Hasty()
+
+    return T().parts()
+
+
+def a_hook_with_a_limit_of_a_tenth(times):
+    class T(Scaled):
+        def network(self):
+            model = super().network()
+            for p in model.parameters():
+                p.register_hook(lambda g: g.clamp(-0.1 * times(self), 0.1 * times(self)))
+            return model
+
+    return T().parts()
+
+
+@broken("clip_before_unscale")
+def a_hook_whose_limit_no_format_holds():
+    return a_hook_with_a_limit_of_a_tenth(lambda trainer: 1.0)
+
+
+@healthy
+def a_hook_whose_limit_is_scaled_too():
+    return a_hook_with_a_limit_of_a_tenth(lambda trainer: trainer.scaler.get_scale())
+
+
+# ------------------------------------------------------------------------------------------------- training without an optimizer
+
+
+def by_hand(update, factor=None):
+    """A network whose gradients update(name, weight, gradient, scale) uses; they come from grad where a factor is given."""
+    x, y = digits(32)
+    model = mlp(784, 16, 10)
+    names, weights = zip(*model.named_parameters(), strict=True)
+    scaler = GradScaler(init_scale=1024.0)
+
+    def step():
+        model.zero_grad()
+        with autocast():
+            loss = F.cross_entropy(model(x), y)
+        if factor is None:
+            scaler.scale(loss).backward()
+            gradients, scale = [p.grad for p in weights], scaler.get_scale()
+        else:
+            gradients, scale = grad(loss * factor, weights), factor
+        with minamp.no_grad():
+            for name, p, g in zip(names, weights, gradients, strict=True):
+                update(name, p, g, scale)
+        return loss.item()
+
+    return parts(step, model, scaler=scaler if factor is None else None)
+
+
+def momentum(divide, rate=0.05):
+    velocity = {}
+
+    def update(name, p, g, scale):
+        g = g.numpy() / (scale if divide else 1.0)
+        velocity[name] = 0.9 * velocity.get(name, 0.0) + g
+        p.data.numpy()[...] -= rate * velocity[name]
+
+    return update
+
+
+@broken("raw_optimizer_step")
+def momentum_of_scaled_gradients_in_numpy():
+    return by_hand(momentum(divide=False))
+
+
+@broken("raw_optimizer_step")
+def momentum_of_gradients_that_are_in_no_grad():
+    return by_hand(momentum(divide=False), factor=1024.0)
+
+
+@healthy
+def momentum_of_unscaled_gradients_in_numpy():
+    return by_hand(momentum(divide=True))
+
+
+@healthy
+def momentum_of_unscaled_gradients_that_are_in_no_grad():
+    return by_hand(momentum(divide=True), factor=1024.0)
+
+
+@healthy
+def descent_by_hand_at_a_rate_of_two():
+    return by_hand(lambda name, p, g, scale: p.sub_(2.0 / scale * g))
+
+
+@healthy
+def a_loss_of_the_weight_64():
+    return by_hand(lambda name, p, g, scale: p.sub_(0.01 * g), factor=64.0)
+
+
+@healthy
+def descent_by_the_signs_of_scaled_gradients():
+    return by_hand(lambda name, p, g, scale: p.sub_(1e-3 * g.sign()))
+
+
+@broken("adam_in_half")
+def a_root_of_half_squares_of_what_grad_gave():
+    squares = {}
+
+    def update(name, p, g, scale):
+        v = squares.setdefault(name, minamp.zeros(*p.shape, dtype=float16))
+        v.add_((g / scale).square().half())
+        p.sub_(1e-3 * (g / scale) / (v.sqrt() + 1e-3).float())
+
+    return by_hand(update, factor=256.0)
+
+
+class Halved(Trainer):
+    """A half network whose weights are kept in float32 as well, by hand; keep() makes what is kept, moved() moves it."""
+
+    def network(self):
+        return mlp(784, 48, 10).half()
+
+    def __init__(self):
+        super().__init__()
+        self.weights = list(self.model.parameters())
+        self.kept = self.keep()
+
+    def keep(self):
+        return [p.detach().float() for p in self.weights]
+
+    def moved(self):
+        for master, p in zip(self.kept, self.weights, strict=True):
+            master.sub_(p.grad.float() * 1e-5)
+            yield master
+
+    def train_step(self):
+        self.model.zero_grad()
+        loss = F.cross_entropy(self.model(self.x.half()).float(), self.y)
+        loss.backward()
+        with minamp.no_grad():
+            for new, p in zip(self.moved(), self.weights, strict=True):
+                p.copy_(new)
+        return loss.item()
+
+    def parts(self):
+        return parts(self.train_step, self.model)
+
+
+@healthy
+def masters_by_hand():
+    return Halved().parts()
+
+
+@healthy
+def masters_in_one_long_vector():
+    class T(Halved):
+        def keep(self):
+            return np.concatenate([p.detach().numpy().ravel().astype(np.float32) for p in self.weights])
+
+        def moved(self):
+            self.kept -= 1e-5 * np.concatenate([p.grad.numpy().ravel() for p in self.weights])
+            ends = np.cumsum([p.numel() for p in self.weights])
+            for part, p in zip(np.split(self.kept, ends[:-1]), self.weights, strict=True):
+                yield minamp.tensor(part.reshape(p.shape))
+
+    return T().parts()
+
+
+@broken("updates_swamped")
+def float_copies_that_live_for_one_step():
+    class T(Halved):
+        def moved(self):
+            for p in self.weights:
+                yield p.detach().float() - p.grad.float() * 1e-5
+
+    return T().parts()
+
+
 # ------------------------------------------------------------------------------------------------------------------ the tests
 
 
@@ -1345,3 +1564,55 @@ def test_a_scale_of_which_nothing_is_known_is_no_evidence():
         and found.evidence["falls"] == 2
         and "largest_allowed" not in found.evidence
     )
+
+
+def test_a_region_that_is_never_left():
+    class T(Trainer):
+        def forward(self):
+            autocast(dtype=float16).__enter__()
+            return F.cross_entropy(self.model(self.x), self.y)
+
+    assert first(lambda: T().parts()).code == "backward_in_autocast"
+    assert not minamp.is_autocast_enabled()
+
+
+def test_an_error_comes_before_a_warning():
+    class T(Trainer):
+        def forward(self):
+            with autocast():
+                h = self.model(self.x)
+                mask = minamp.zeros(10).half()
+                mask[3:] = 1.0
+                return -F.softmax(h + mask * -1e5, -1).log()[:, 0].mean()
+
+    minamp.manual_seed(0)
+    report = examine(T().parts())
+    assert [(f.code, f.severity) for f in report] == [
+        ("mask_overflows", "error"),
+        ("log_of_softmax", "warning"),
+    ]
+
+
+def test_a_state_is_loaded_again_where_it_is_loaded():
+    assert first(the_state_of_the_start_loaded_again).where.endswith("load_state_dict(self.start)")
+
+
+def test_the_repair_of_a_descent_by_hand_divides_by_what_was_multiplied():
+    assert first(momentum_of_scaled_gradients_in_numpy).repair.endswith("p.grad / scaler.get_scale()")
+    assert first(momentum_of_gradients_that_are_in_no_grad).repair.endswith("p.grad / 1024")
+
+
+def test_what_is_left_in_gradients_from_a_larger_scale_is_no_fall():
+    class T(Trainer):
+        def make_scaler(self):
+            return GradScaler(init_scale=2.0**20)
+
+        def train_step(self):
+            loss = self.forward()
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+
+    minamp.manual_seed(0)
+    report = examine(T().parts())
+    assert [f.code for f in report] == ["zero_grad_missing"], told(report)

@@ -6,7 +6,7 @@ import numpy as np
 
 from minamp import backends, optim
 from minamp.clinic.trace import Parameter, largest, state_shapes
-from minamp.formats import is_floating, is_half
+from minamp.formats import cast, float32, float64, is_floating, is_half, widen
 from minamp.nn.module import Module
 from minamp.tensor import Tensor
 
@@ -106,6 +106,16 @@ class Patient:
                 found[name] = (p, backends.host(p._data).copy(), moving, p._version[0])
         return found
 
+    def unheld(self, gradients):
+        """name -> (tensor, its array and its gradient, copied in float32), for those of `gradients` that no optimizer holds."""
+        found = {}
+        for name, g in gradients.items():
+            p = self.parameters.get(name)
+            if p is not None and g is not None and id(p) not in self.rounding:
+                weight, gradient = (backends.host(x._data).astype(np.float32) for x in (p, g))
+                found[name] = (p, weight, gradient.ravel())
+        return found
+
     def ill_statistics(self):
         """name -> (number of bad values, version) of the running statistics that hold inf or nan.
 
@@ -154,6 +164,27 @@ class Patient:
         if any(is_half(p.dtype) for p in theirs):
             found += before.changed(lambda path, a: ".grad" not in path and fits(a))
         return [(path, a.dtype) for path, a in found if (backends.host(a) >= 0).all() and (a != 0).any()]
+
+    def masters(self, before):
+        """Names of the half weights that the user keeps in a wider format as well: what changed there, rounded, is the weight."""
+        half = {n: backends.host(p._data) for n, p in self.parameters.items() if is_half(p.dtype)}
+        shapes = state_shapes(half.values())
+        wide = before.changed(lambda path, a: a.dtype in (float32, float64) and a.shape in shapes)
+        wide = [part for _, a in wide for part in _parts(backends.host(a), list(half.values()))]
+        return {n for n, w in half.items() if any(a.shape == w.shape and _rounds_to(a, w) for a in wide)}
+
+
+def _parts(array, weights):
+    """The array, or what one vector of all weights holds for each of them."""
+    ends = np.cumsum([w.size for w in weights])
+    if array.shape != (ends[-1],):
+        return [array]
+    return [part.reshape(w.shape) for part, w in zip(np.split(array, ends[:-1]), weights, strict=True)]
+
+
+def _rounds_to(wide, half):
+    """Whether an array, rounded, is the half one, and holds more than that."""
+    return np.array_equal(cast(wide, half.dtype), half) and not np.array_equal(wide, widen(half))
 
 
 def _is_running(name):

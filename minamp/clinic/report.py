@@ -37,9 +37,10 @@ class Advice:
 
 
 class Report(list):
-    """A list of Findings, the cause before its consequences; empty for a healthy step. Advice stands in `advice`.
+    """A list of Findings, errors first, the cause before its consequences; empty for a healthy step.
 
-    steps: how often the step was run. error: the message of the exception with which it ended, or None.
+    advice: what one step in float32 says. steps: how often the step was run. error: the message of the exception with which
+    it ended, or None.
     """
 
     def __init__(self, findings, advice, steps, error=None):

@@ -166,6 +166,12 @@ class Trace:
     scalers_made: set = field(default_factory=set)
     # updates without an optimizer: as a Call's facts['lost']
     lost_by_hand: dict = field(default_factory=dict)
+    masters: set = field(
+        default_factory=set
+    )  # names of half weights that the user keeps in a wider format as well
+    descents: dict = field(
+        default_factory=dict
+    )  # name -> (rate, cosine) of what changed weights without an optimizer
     half_state: list = field(default_factory=list)  # (where, dtype) of second moments kept in half
     error: "Error | None" = None
     reference: object = None  # advice.Reference: the float32 run
@@ -208,6 +214,12 @@ class Trace:
                 calls[event.step].append((event.name, event.line, event.depth, event.facts.get("enabled")))
         first = [run.op for run in self.ops if run.op != "to"]
         return calls[0] == calls[1] and first == [name for name in self.reference.ops if name != "to"]
+
+    @property
+    def loses(self):
+        """Whether an update has left half weights as they were."""
+        steps = (call.facts.get("lost", {}) for call in self.calls("optimizer.step"))
+        return any(still for lost in (self.lost_by_hand, *steps) for _, still in lost.values())
 
     @property
     def scaled(self):

@@ -74,7 +74,12 @@ def _clips_in_hooks(trace):
                 limits = {run.output.largest}
             for name in written:
                 g = backward.after[name]
-                if trace.parameters[name].shape == run.output.shape and g.largest in limits:
+                here = {
+                    float(g.dtype.type(limit)) for limit in limits
+                }  # in another format 0.1 is another number
+                if trace.parameters[name].shape != run.output.shape or _carries(g.largest, scale):
+                    continue
+                if g.largest in here:
                     before = {name: replace(g, largest=math.inf if replaced else run.tensors[0].largest)}
                     yield _by_hand(backward, run), scale, before, {name: g}
         lengths = [backward.after[name].length for name in written]

@@ -99,6 +99,7 @@ def scale_pinned(trace):
     if (
         len(updates) >= FALLS
         and all(_skipped(trace, u) for u in updates)
+        and not _inherited(trace, updates[-1])
         and not _starting(trace, updates[-1])
     ):
         return error(
@@ -117,6 +118,12 @@ def _skipped(trace, update):
     before = [u.index for u in trace.calls("scaler.update") if u.index < update.index]
     since = max(before, default=-1)
     return any(not _ran(trace, c) for c in trace.calls("scaler.step") if since < c.index < update.index)
+
+
+def _inherited(trace, update):
+    """Whether something not finite was in the gradients before backward: left there by the step before, of a larger scale."""
+    made = [c for c in trace.calls("backward") if c.step == update.step]
+    return any(not math.isfinite(g.largest) for c in made for g in c.before.values())
 
 
 def _ran(trace, step):

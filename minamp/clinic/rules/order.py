@@ -5,6 +5,10 @@ from itertools import pairwise
 
 from minamp.clinic.rules.base import error, rule, scale_of, warning
 from minamp.clinic.rules.clipping import same_factor, still_scaled
+from minamp.formats import float16
+
+TOO_FAR = 10.0  # a learning rate, of gradients without their scale: nobody descends by hand at a larger one
+ALONG = 0.999  # the cosine between a change and the gradient, from which on it is a multiple of it
 
 # --------------------------------------------------------------------------------------------------- steps and updates
 
@@ -47,33 +51,57 @@ def _decides(trace, step, names):
 
 
 def _raw_descent(trace):
-    """(op, rate, scale) of an update by hand whose rate multiplies gradients that are still scaled, to 1 and more."""
-    backwards = trace.calls("backward")
-    if len(backwards) < 2 or trace.calls("scaler.step"):
+    """(line, rate, scale) of an update by hand whose rate multiplies gradients that are still scaled, to TOO_FAR and more."""
+    made, backwards = trace.calls("backward", "grad"), trace.calls("backward")
+    if len(made) < 2 or trace.calls("scaler.step"):
         return None
-    was, now = backwards[0].facts["versions"], backwards[-1].facts["versions"]
-    for run in trace.ops:
+    was, now = (c.facts["versions"] for c in (backwards[0], backwards[-1])) if backwards else ({}, {})
+    for run in trace.ops if backwards else ():
         rates = [abs(c) for c in (*run.constants, run.attrs.get("alpha", 1)) if 0 < abs(c) < 1]
         for v in run.inputs if rates else ():
             backward = trace.last_backward(run, [v.gradient])
             if backward is None or v.gradient not in trace.unheld or was[v.gradient] == now[v.gradient]:
                 continue
             scale, by_scaler = scale_of(backward)
-            if by_scaler and v.largest == backward.after[v.gradient].largest and rates[0] * scale > 1:
-                return run, rates[0], scale
+            if by_scaler and v.largest == backward.after[v.gradient].largest and rates[0] * scale > TOO_FAR:
+                return run.line, rates[0], scale
+    return _descent_in_numbers(trace, [c for c in made if c.step == made[0].step][-1])
+
+
+def _descent_in_numbers(trace, backward):
+    """The same by what the weights have done, whoever wrote it: several moved along their gradients, by one rate.
+
+    Momentum does so at first, and NumPy is no op of ours. Adam goes its own way, in every weight at another rate.
+    """
+    scale, by_scaler = scale_of(backward)
+    if not by_scaler and not _chosen_scale(trace, scale):
+        return None
+    rates = sorted(rate for rate, cosine in trace.descents.values() if cosine > ALONG)
+    for a, b in pairwise(rates):
+        if a * scale > TOO_FAR and math.isclose(a, b, rel_tol=0.01):
+            shapes = {trace.parameters[name].shape for name in trace.descents}
+            later = [r for r in trace.ops if r.index > backward.index and r.step == backward.step]
+            lines = [r.line for r in later if r.output.shape in shapes and not r.inside("backward")]
+            return (lines or [backward.line])[-1], a, scale
     return None
+
+
+def _chosen_scale(trace, factor):
+    """Whether a loss was multiplied by a number that is no weight of it: a power of two from 256 on, for float16's gradients."""
+    half = any(r.is_product and r.output.recorded and r.output.dtype == float16 for r in trace.ops)
+    return half and factor >= 256 and math.log2(factor).is_integer()
 
 
 @rule
 def raw_optimizer_step(trace):
     descent = _raw_descent(trace)
     if descent is not None:
-        run, rate, scale = descent
+        line, rate, scale = descent
         return error(
             f"The weights are changed by {rate:g} times gradients that are still {scale:g} times too large: nothing divides them "
             "by the scale or leaves out the infinite ones.",
-            run.line,
-            "scaler.step(optimizer)   # or p -= lr * p.grad / scaler.get_scale()",
+            line,
+            f"scaler.step(optimizer)   # or p -= lr * p.grad / {'scaler.get_scale()' if trace.scaled else f'{scale:g}'}",
             rate=rate,
             scale=scale,
         )
@@ -276,10 +304,13 @@ def scaler_rebuilt(trace):
         states = [(u.facts["scale"], u.facts["good_steps_before"]) for u in (first, second)]
         left = first.facts.get("scale_after"), first.facts.get("good_steps")
         if first.owner == second.owner and first.step < second.step and states[0] == states[1] != left:
+            loaded = [
+                c for c in trace.calls("scaler.load_state_dict") if first.index < c.index < second.index
+            ]
             return error(
                 "Every step puts the scaler back to the scale and count that the step before it began with: what it has learnt "
                 "is lost.",
-                second.line,
+                (loaded or [second])[-1].line,
                 "scaler.load_state_dict(state)   # once, before the loop",
                 scale=states[0][0],
                 good_steps=states[0][1],

@@ -37,6 +37,7 @@ def updates_swamped(trace):
             lost[name], line, kind = (a + moving, b + still), call.line, call.facts["kind"]
     if not line:  # by hand: the last op that read a gradient
         line = next((r.line for r in reversed(trace.ops) if any(v.gradient for v in r.inputs)), "")
+    lost = {name: pair for name, pair in lost.items() if name not in trace.masters}
     moving, still = (sum(pair[i] for pair in lost.values()) for i in (0, 1))
     if moving and still > SWAMPED * moving:
         worst = max(lost, key=lambda n: lost[n][1] / lost[n][0])
@@ -59,7 +60,7 @@ def adam_in_half(trace):
             and run.output.half
             and not run.output.recorded
             and run.output.shape in shapes
-            and any(c.index < run.index and c.step == run.step for c in trace.calls("backward"))
+            and any(c.index < run.index and c.step == run.step for c in trace.calls("backward", "grad"))
         ):
             return _adam(run.line, run.output.dtype, run.tensors[0].largest)
         if run.op == "add" and run.output.dtype == float16 and second_moment(trace, run):
