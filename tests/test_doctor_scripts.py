@@ -1078,6 +1078,39 @@ def a_scaler_of_ones_own_that_clips_first():
     return T().parts()
 
 
+@healthy
+def a_function_that_computes_its_forward_again():
+    class T(Trainer):
+        def network(self):
+            first, *self.later = super().network()
+            return nn.ModuleList([first, *self.later])
+
+        def forward(self):
+            first, *later = self.model
+
+            class Again(Function):
+                @staticmethod
+                @minamp.custom_fwd(device_type="cuda")
+                def forward(ctx, x, *weights):
+                    ctx.save_for_backward(x)
+                    return first(x)
+
+                @staticmethod
+                @minamp.custom_bwd(device_type="cuda")
+                def backward(ctx, g):
+                    with minamp.enable_grad():
+                        h = first(*ctx.saved_tensors)
+                    return None, *grad(h, list(first.parameters()), g)
+
+            with autocast(dtype=self.dtype):
+                h = Again.apply(self.x, *first.parameters())
+                for layer in later:
+                    h = layer(h)
+                return F.cross_entropy(h, self.y)
+
+    return T().parts()
+
+
 def a_hook_with_a_limit_of_a_tenth(times):
     class T(Scaled):
         def network(self):
@@ -1182,6 +1215,48 @@ def a_root_of_half_squares_of_what_grad_gave():
         p.sub_(1e-3 * (g / scale) / (v.sqrt() + 1e-3).float())
 
     return by_hand(update, factor=256.0)
+
+
+class TimesANumber(Trainer):
+    """An optimizer, and a loss multiplied by 4,096; divide() is between backward and step."""
+
+    def make_scaler(self):
+        return None
+
+    def divide(self, gradients):
+        pass
+
+    def train_step(self):
+        self.optimizer.zero_grad()
+        loss = self.forward()
+        (loss * 4096.0).backward()
+        self.divide([p.grad for p in self.model.parameters()])
+        self.optimizer.step()
+        return loss.item()
+
+
+@broken("raw_optimizer_step")
+def a_scale_by_hand_that_nothing_takes_out():
+    return TimesANumber().parts()
+
+
+@healthy
+def a_scale_by_hand_taken_out_after_clipping_by_it():
+    class T(TimesANumber):
+        def divide(self, gradients):
+            clip_grad_norm_(self.model.parameters(), 0.1 * 4096.0)
+            for g in gradients:
+                g /= 4096.0
+
+    return T().parts()
+
+
+@healthy
+def a_scale_by_hand_taken_out_by_the_rate():
+    class T(TimesANumber):
+        lr = Trainer.lr / 4096.0
+
+    return T().parts()
 
 
 class Halved(Trainer):
@@ -1591,6 +1666,34 @@ def test_an_error_comes_before_a_warning():
         ("mask_overflows", "error"),
         ("log_of_softmax", "warning"),
     ]
+
+
+def test_one_is_not_several():
+    class T(Trainer):
+        def network(self):
+            model = super().network()
+            model[0].weight.data = model[0].weight.data.half()
+            return model
+
+        def forward(self):
+            return F.cross_entropy(
+                self.model[2](self.model[1](self.x @ self.model[0].weight.float().t())), self.y
+            )
+
+    assert first(lambda: T().parts()).what.startswith("1 parameter is float16")
+
+
+def test_the_line_of_a_hook_is_named():
+    assert "g * (1.0 / g.norm().item())" in first(a_hook_that_limits_the_norm).where
+
+
+def test_where_half_weights_are_written_from_numpy():
+    class T(Halved):
+        def moved(self):
+            for p in self.weights:
+                yield minamp.tensor(p.detach().numpy() - 1e-5 * p.grad.numpy()).half()
+
+    assert "p.copy_(new)" in first(lambda: T().parts()).where
 
 
 def test_a_state_is_loaded_again_where_it_is_loaded():

@@ -143,7 +143,12 @@ class Calls(listen):
             return {"root": self.value_of(root), "scaler": self.patient.scale, "inputs": names}
         if name == "optimizer.step":
             kind = type(owner).__name__ if type(owner).__module__ == optim.__name__ else "SGD"
-            return {"weights": self.patient.half_weights(id(owner)), "kind": kind}
+            rates = [float(g["lr"]) for g in owner.param_groups] if isinstance(owner, optim.SGD) else []
+            return {
+                "weights": self.patient.half_weights(id(owner)),
+                "kind": kind,
+                "rate": max(rates, default=0.0),
+            }
         if name == "save":
             parts = owner.values() if isinstance(owner, dict) else ()
             several = sum(isinstance(x, dict) for x in parts) > 1  # states in one file

@@ -130,6 +130,25 @@ def second_moment(trace, run):
     )
 
 
+def first_backward(trace):
+    """The last backward or grad of the first call that has one: the calls after it may be in float32, without their ops."""
+    made = trace.calls("backward", "grad")
+    return [c for c in made if c.step == made[0].step][-1]
+
+
+def update_line(trace):
+    """The line after that backward that last made something of a weight's shape; its own where none did: by NumPy, perhaps."""
+    backward, shapes = first_backward(trace), {p.shape for p in trace.parameters.values()}
+    later = (r for r in reversed(trace.ops) if r.index > backward.index and r.step == backward.step)
+    made = (r.line for r in later if r.output.shape in shapes and not r.inside("backward"))
+    return next(made, backward.line)
+
+
+def counted(n, what="parameter"):
+    """'1 parameter', '4 parameters'."""
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
 def short(names):
     """The first three of many names."""
     names = list(names)

@@ -3,7 +3,7 @@
 import math
 from itertools import pairwise
 
-from minamp.clinic.rules.base import error, rule, scale_of, warning
+from minamp.clinic.rules.base import counted, error, first_backward, rule, scale_of, update_line, warning
 from minamp.clinic.rules.clipping import same_factor, still_scaled
 from minamp.formats import float16
 
@@ -14,22 +14,31 @@ ALONG = 0.999  # the cosine between a change and the gradient, from which on it 
 
 
 def _raw_steps(trace):
-    """(call, whether its gradients are still scaled) of optimizer.step outside scaler.step, after a scaled loss."""
+    """(call, whether its gradients are still scaled, a scale by hand or None) of optimizer.step outside scaler.step."""
     for call in trace.calls("optimizer.step"):
         if call.inside("scaler.step"):
             continue
         names = trace.held_by(call.owner)
         backward = trace.last_backward(call, names)
-        if backward is None or not scale_of(backward)[1]:
+        if backward is None:
+            continue
+        scale, by_scaler = scale_of(backward)
+        if not by_scaler and not _strides(trace, call, scale):
             continue
         names = names or list(call.before)
         clips = [
             c for c in trace.calls("clip_grad_norm_", "clip_grad_value_") if set(c.written()) & set(names)
         ]
         look = next((c for c in clips if backward.index < c.index < call.index), call)
-        still = still_scaled(trace, backward, look, scale_of(backward)[0], names)
-        if still or not _decides(trace, call, names):
-            yield call, still
+        divided = look is not call and same_factor(look.after, call.before, 1 / scale)
+        still = still_scaled(trace, backward, look, scale, names) and not divided
+        if still or by_scaler and not _decides(trace, call, names):
+            yield call, still, None if by_scaler else scale
+
+
+def _strides(trace, step, scale):
+    """Whether SGD's rate is one that nobody means, for gradients that a number multiplies as a loss scale does."""
+    return step.facts["rate"] * scale > TOO_FAR and _chosen_scale(trace, scale)
 
 
 def _decides(trace, step, names):
@@ -65,24 +74,21 @@ def _raw_descent(trace):
             scale, by_scaler = scale_of(backward)
             if by_scaler and v.largest == backward.after[v.gradient].largest and rates[0] * scale > TOO_FAR:
                 return run.line, rates[0], scale
-    return _descent_in_numbers(trace, [c for c in made if c.step == made[0].step][-1])
+    return _descent_in_numbers(trace)
 
 
-def _descent_in_numbers(trace, backward):
+def _descent_in_numbers(trace):
     """The same by what the weights have done, whoever wrote it: several moved along their gradients, by one rate.
 
     Momentum does so at first, and NumPy is no op of ours. Adam goes its own way, in every weight at another rate.
     """
-    scale, by_scaler = scale_of(backward)
+    scale, by_scaler = scale_of(first_backward(trace))
     if not by_scaler and not _chosen_scale(trace, scale):
         return None
     rates = sorted(rate for rate, cosine in trace.descents.values() if cosine > ALONG)
     for a, b in pairwise(rates):
         if a * scale > TOO_FAR and math.isclose(a, b, rel_tol=0.01):
-            shapes = {trace.parameters[name].shape for name in trace.descents}
-            later = [r for r in trace.ops if r.index > backward.index and r.step == backward.step]
-            lines = [r.line for r in later if r.output.shape in shapes and not r.inside("backward")]
-            return (lines or [backward.line])[-1], a, scale
+            return update_line(trace), a, scale
     return None
 
 
@@ -98,29 +104,32 @@ def raw_optimizer_step(trace):
     if descent is not None:
         line, rate, scale = descent
         return error(
-            f"The weights are changed by {rate:g} times gradients that are still {scale:g} times too large: nothing divides them "
+            f"An update by hand takes {rate:g} times gradients that are still {scale:g} times too large: nothing divides them "
             "by the scale or leaves out the infinite ones.",
             line,
             f"scaler.step(optimizer)   # or p -= lr * p.grad / {'scaler.get_scale()' if trace.scaled else f'{scale:g}'}",
             rate=rate,
             scale=scale,
         )
-    for call, still in _raw_steps(trace):
+    for call, still, by_hand in _raw_steps(trace):
         beside = [
             c
             for c in trace.calls("scaler.step")
             if c.facts["optimizer"] == call.owner and c.step == call.step
         ]
-        what = "beside scaler.step: the update is made twice" if beside else "instead of scaler.step"
+        what = "" if by_hand else "instead of scaler.step, "
+        what = "beside scaler.step: the update is made twice, " if beside else what
         lacks = (
             "divides the gradients by the scale or skips infinite ones"
             if still
             else "skips infinite gradients"
         )
         return error(
-            f"optimizer.step() is called {what}, although the loss is scaled: nothing {lacks}.",
+            f"optimizer.step() is called {what}although the loss is scaled: nothing {lacks}.",
             call.line,
-            "scaler.step(optimizer)   # and no optimizer.step()",
+            f"p.grad /= {by_hand:g}   # of every p, before the step; or a GradScaler"
+            if by_hand
+            else "scaler.step(optimizer)   # and no optimizer.step()",
             largest_gradient=max((g.largest for g in call.before.values()), default=0.0),
         )
 
@@ -255,7 +264,7 @@ def zero_grad_missing(trace):
         if backwards and stale:
             name = sorted(stale)[0]
             return error(
-                f"The gradients of {len(stale)} parameters are never cleared between two steps: every backward adds to those "
+                f"The gradients of {counted(len(stale))} are never cleared between two steps: every backward adds to those "
                 f"of all steps before{', which unscale_ has divided by the scale' if trace.scaled else ''}.",
                 f"{name}: {second.line}",
                 "optimizer.zero_grad()   # before the backward of every step",
@@ -269,7 +278,7 @@ def zero_grad_missing(trace):
         stale = sorted(n for n in kept & used if n in trace.unheld and was[n] != now[n])
         if stale:
             return error(
-                f"The gradients of {len(stale)} parameters are not cleared after the weights were changed by them: every "
+                f"The gradients of {counted(len(stale))} are not cleared after the weights were changed by them: every "
                 "backward adds to those of all steps before.",
                 f"{stale[0]}: {second.line}",
                 "model.zero_grad()   # or p.grad = None, before the backward of every step",
