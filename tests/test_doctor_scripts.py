@@ -1078,6 +1078,54 @@ def a_scaler_of_ones_own_that_clips_first():
     return T().parts()
 
 
+class Two(Trainer):
+    """An optimizer of the first layer, whose class `kind` gives, and one of the others."""
+
+    def __init__(self):
+        super().__init__()
+        first, *later = self.model
+        self.others = optim.SGD(nn.Sequential(*later).parameters(), lr=self.lr)
+        self.optimizer = self.kind()(first.parameters(), lr=self.lr)
+
+    def train_step(self):
+        self.others.zero_grad()
+        return super().train_step()
+
+    def parts(self):
+        return parts(self.train_step, self.model, [self.optimizer, self.others], self.scaler)
+
+
+@broken("raw_optimizer_step")
+def an_optimizer_that_steps_another():
+    class T(Two):
+        def kind(self):
+            class Both(optim.SGD):
+                def step(both, closure=None):
+                    self.others.step()
+                    return super().step()
+
+            return Both
+
+    return T().parts()
+
+
+@healthy
+def an_optimizer_that_steps_those_it_consists_of():
+    class All(optim.Optimizer):
+        def __init__(self, *optimizers):
+            super().__init__([p for o in optimizers for g in o.param_groups for p in g["params"]], {})
+            self.optimizers = optimizers
+
+        def step(self, closure=None):
+            return all([o.step() for o in self.optimizers])
+
+    class T(Two):
+        def kind(self):
+            return lambda weights, lr: All(optim.Adam(weights, lr=1e-3), self.others)
+
+    return T().parts()
+
+
 @healthy
 def a_function_that_computes_its_forward_again():
     class T(Trainer):

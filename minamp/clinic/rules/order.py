@@ -16,9 +16,9 @@ ALONG = 0.999  # the cosine between a change and the gradient, from which on it 
 def _raw_steps(trace):
     """(call, whether its gradients are still scaled, a scale by hand or None) of optimizer.step outside scaler.step."""
     for call in trace.calls("optimizer.step"):
-        if call.inside("scaler.step"):
-            continue
         names = trace.held_by(call.owner)
+        if call.inside("scaler.step") and not _smuggled(trace, call, names):
+            continue
         backward = trace.last_backward(call, names)
         if backward is None:
             continue
@@ -34,6 +34,15 @@ def _raw_steps(trace):
         still = still_scaled(trace, backward, look, scale, names) and not divided
         if still or by_scaler and not _decides(trace, call, names):
             yield call, still, None if by_scaler else scale
+
+
+def _smuggled(trace, step, names):
+    """Whether scaler.step was asked for another optimizer, of other weights: it has not looked at these gradients."""
+    outer = step.within
+    while outer.name != "scaler.step":
+        outer = outer.within
+    asked = trace.held_by(outer.facts["optimizer"])
+    return bool(asked and names) and not set(asked) & set(names) and bool(_nonzero(step.before) & set(names))
 
 
 def _strides(trace, step, scale):
