@@ -1716,6 +1716,70 @@ def test_an_error_comes_before_a_warning():
     ]
 
 
+class Product(Function):
+    """A product that knows nothing of autocast."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a @ b
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        return g.to(b.dtype) @ b.t(), a.t() @ g.to(a.dtype)
+
+
+class Ill(Trainer):
+    """Whatever is in `faults` is done wrong."""
+
+    def __init__(self, *faults):
+        self.faults = faults
+        super().__init__()
+        self.constant = minamp.tensor(np.ones(48, np.float32))
+
+    def forward(self):
+        first, relu, last = self.model
+        with autocast():
+            h = relu(first(self.x))
+            if "forward_overflow" in self.faults:
+                h = relu(first(self.x * 1e6))
+            if "widened_by_scalar" in self.faults:
+                h = h * self.constant
+            z = Product.apply(h, last.weight.t()) if "op_without_policy" in self.faults else last(h)
+        if "softmax_in_half" in self.faults:
+            return F.mse_loss(F.softmax(z, -1).float(), F.one_hot(self.y, 10).float())
+        return F.cross_entropy(z.float(), self.y)
+
+    def train_step(self):
+        if "zero_grad_missing" not in self.faults:
+            self.optimizer.zero_grad()
+        self.scaler.scale(self.forward()).backward()
+        if "raw_optimizer_step" in self.faults:
+            return self.optimizer.step()
+        self.scaler.unscale_(self.optimizer)
+        self.scaler.step(self.optimizer)
+        if "update_forgotten" not in self.faults:
+            self.scaler.update()
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        (),
+        ("softmax_in_half", "forward_overflow"),
+        ("raw_optimizer_step", "forward_overflow"),
+        ("update_forgotten", "zero_grad_missing"),
+        ("op_without_policy", "widened_by_scalar"),
+        ("softmax_in_half", "raw_optimizer_step", "zero_grad_missing"),
+    ],
+)
+def test_faults_that_have_nothing_to_do_with_each_other_are_all_found(faults):
+    minamp.manual_seed(0)
+    report = examine(Ill(*faults).parts())
+    assert [f.code for f in report] == list(faults), told(report)
+
+
 def test_one_is_not_several():
     class T(Trainer):
         def network(self):

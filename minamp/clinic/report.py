@@ -16,6 +16,7 @@ class Finding:
     where: str  # a parameter, an op, or the user's line as 'file:line in function: code'
     repair: str
     evidence: dict = field(default_factory=dict)
+    at: int | None = None  # the number of the event that it begins with, where that matters
 
     def __str__(self):
         numbers = ", ".join(f"{name} = {_number(value)}" for name, value in self.evidence.items())

@@ -47,14 +47,21 @@ def rule(function):
     return function
 
 
-def error(what, where, repair, **evidence):
+def error(what, where, repair, at=None, **evidence):
     """A Finding without which training is wrong or stops; its code is filled in by the table of rules."""
-    return Finding("", ERROR, what, where, repair, evidence)
+    return Finding("", ERROR, what, where, repair, evidence, at)
 
 
-def warning(what, where, repair, **evidence):
+def warning(what, where, repair, at=None, **evidence):
     """A Finding without which training would be better."""
-    return Finding("", WARNING, what, where, repair, evidence)
+    return Finding("", WARNING, what, where, repair, evidence, at)
+
+
+def beginning(run):
+    """The number of the first op that leads to `run` from the products before it, or of exponentials before those."""
+    made = [r for r in run.ancestors(stop=lambda r: r.is_product) if not r.is_product]
+    made += [r for r in run.ancestors(limit=20) if r.op == "exp"]
+    return min(r.index for r in (run, *made))
 
 
 # ------------------------------------------------------------------------------------------------------------- the loss

@@ -117,6 +117,7 @@ def raw_optimizer_step(trace):
             "by the scale or leaves out the infinite ones.",
             line,
             f"scaler.step(optimizer)   # or p -= lr * p.grad / {'scaler.get_scale()' if trace.scaled else f'{scale:g}'}",
+            at=first_backward(trace).index,
             rate=rate,
             scale=scale,
         )
@@ -139,6 +140,7 @@ def raw_optimizer_step(trace):
             f"p.grad /= {by_hand:g}   # of every p, before the step; or a GradScaler"
             if by_hand
             else "scaler.step(optimizer)   # and no optimizer.step()",
+            at=call.index,
             largest_gradient=max((g.largest for g in call.before.values()), default=0.0),
         )
 
@@ -260,6 +262,10 @@ def zero_grad_missing(trace):
         for c in trace.calls("scaler.step", "optimizer.step")
         if not (c.name == "optimizer.step" and c.inside("scaler.step"))
     ]
+    if trace.fails_with(
+        "RuntimeError", "unscale_() is being called after step()"
+    ):  # on the way to the next step
+        requests += [(c, c.facts["optimizer"]) for c in trace.calls("scaler.unscale_")[-1:]]
     for i, (second, optimizer) in enumerate(requests):
         first = next((c for c, o in reversed(requests[:i]) if o == optimizer), None)
         if first is None:
@@ -272,9 +278,10 @@ def zero_grad_missing(trace):
         stale = [n for n in stale if any(n in c.written() for c in backwards)]
         if backwards and stale:
             name = sorted(stale)[0]
+            unscaled = trace.calls("scaler.step", "scaler.unscale_")
             return error(
                 f"The gradients of {counted(len(stale))} are never cleared between two steps: every backward adds to those "
-                f"of all steps before{', which unscale_ has divided by the scale' if trace.scaled else ''}.",
+                f"of all steps before{', which unscale_ has divided by the scale' if unscaled else ''}.",
                 f"{name}: {second.line}",
                 "optimizer.zero_grad()   # before the backward of every step",
                 parameters=len(stale),
