@@ -1,6 +1,7 @@
 """minamp.doctor on loops as other people write them: faults in unusual dress, and healthy loops that were once suspected."""
 
 import copy
+import pickle
 
 import numpy as np
 import pytest
@@ -1074,6 +1075,52 @@ def a_scaler_of_ones_own_that_clips_first():
     class T(Logged):
         def make_scaler(self):
             return Hasty()
+
+    return T().parts()
+
+
+@healthy
+def a_scaler_that_is_pickled_after_every_step():
+    class T(Trainer):
+        def train_step(self):
+            if isinstance(self.scaler, bytes):
+                self.scaler = pickle.loads(self.scaler)
+            loss = super().train_step()
+            self.scaler = pickle.dumps(self.scaler)
+            return loss
+
+        def make_scaler(self):
+            return pickle.dumps(GradScaler())
+
+        def parts(self):
+            return parts(self.train_step, self.model, self.optimizer)
+
+    return T().parts()
+
+
+@broken("zero_grad_missing")
+def an_optimizer_inside_an_object_that_passes_everything_on():
+    class Passing:
+        def __init__(self, optimizer):
+            self.optimizer = optimizer
+
+        def __getattr__(self, name):
+            return getattr(self.__dict__["optimizer"], name)
+
+        def step(self):
+            return self.optimizer.step()
+
+    class T(Trainer):
+        def train_step(self):
+            loss = self.forward()
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self.passing)
+            self.scaler.update()
+            return loss.item()
+
+        def parts(self):
+            self.passing = Passing(self.optimizer)
+            return parts(self.train_step, self.model, self.passing, self.scaler)
 
     return T().parts()
 

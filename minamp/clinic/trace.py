@@ -147,7 +147,7 @@ class Parameter:
     name: str
     dtype: np.dtype
     shape: tuple
-    optimizer: int | None = None  # id of the optimizer that holds it
+    optimizers: tuple = ()  # ids of those that hold it: an optimizer may have another inside
     master: bool = False
     finite: bool = True
 
@@ -228,12 +228,12 @@ class Trace:
 
     def held_by(self, optimizer):
         """The names of the parameters that an optimizer (its id) holds; None if none of ours."""
-        return [n for n, p in self.parameters.items() if p.optimizer == optimizer] or None
+        return [n for n, p in self.parameters.items() if optimizer in p.optimizers] or None
 
     @property
     def unheld(self):
         """The names of the parameters that no optimizer holds."""
-        return {n for n, p in self.parameters.items() if p.optimizer is None}
+        return {n for n, p in self.parameters.items() if not p.optimizers}
 
     def last_backward(self, before, names=None):
         """The last backward before an event, of those that wrote the gradient of one of `names`."""

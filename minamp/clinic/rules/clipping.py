@@ -34,9 +34,10 @@ def still_scaled(trace, backward, event, scale, names):
     left = {n: backward.after[n] for n in backward.written() if n in names}
     for call in trace.calls("scaler.unscale_"):
         if backward.index < call.index < event.index:
-            if all(trace.parameters[n].optimizer is None for n in left):
+            if all(n in trace.unheld for n in left):
                 return False
-            left = {n: g for n, g in left.items() if trace.parameters[n].optimizer != call.facts["optimizer"]}
+            seen = trace.held_by(call.facts["optimizer"]) or ()
+            left = {n: g for n, g in left.items() if n not in seen}
     return bool(left) and not same_factor(left, event.before, 1 / scale)
 
 

@@ -271,7 +271,7 @@ def zero_grad_missing(trace):
         if first is None:
             continue
         backwards = [c for c in trace.calls("backward") if first.index < c.index < second.index]
-        mine = {n for n, p in trace.parameters.items() if p.optimizer == optimizer}
+        mine = set(trace.held_by(optimizer) or ())
         stale = mine & _nonzero(second.before)
         for c in backwards:
             stale &= _nonzero(c.before) & {n for n, g in c.before.items() if n in first.before}
@@ -317,7 +317,7 @@ def scaler_rebuilt(trace):
     if len({c.step for c in built}) < 2:  # copied from another, or another's state loaded
         built = [c for c in trace.calls("scaler.scale") if c.owner in trace.scalers_made]
         built = built if len({c.owner for c in built}) == len({c.step for c in built}) else []
-    if len({c.step for c in built}) > 1:
+    if len({c.step for c in built}) > 1 and not _goes_on(trace, {c.owner for c in built}):
         return error(
             "Every step makes a new GradScaler: its scale starts anew each time, and what the last one learnt is lost.",
             built[0].line,
@@ -326,9 +326,12 @@ def scaler_rebuilt(trace):
             scale=float(built[0].facts["scale"]),
         )
     for first, second in pairwise(trace.calls("scaler.update")):
-        states = [(u.facts["scale"], u.facts["good_steps_before"]) for u in (first, second)]
-        left = first.facts.get("scale_after"), first.facts.get("good_steps")
-        if first.owner == second.owner and first.step < second.step and states[0] == states[1] != left:
+        states = _states(first, second)
+        if (
+            first.owner == second.owner
+            and first.step < second.step
+            and states[0] == states[1] != _left(first)
+        ):
             loaded = [
                 c for c in trace.calls("scaler.load_state_dict") if first.index < c.index < second.index
             ]
@@ -340,6 +343,24 @@ def scaler_rebuilt(trace):
                 scale=states[0][0],
                 good_steps=states[0][1],
             )
+
+
+def _goes_on(trace, scalers):
+    """Whether the second step's scaler begins with the scale and count that the first's was left with, and did not begin with."""
+    for first, second in pairwise(u for u in trace.calls("scaler.update") if u.owner in scalers):
+        if first.step < second.step:
+            return _states(first, second)[0] != _states(first, second)[1] == _left(first)
+    return False
+
+
+def _states(*updates):
+    """The scale and count that each update began with."""
+    return [(u.facts["scale"], u.facts["good_steps_before"]) for u in updates]
+
+
+def _left(update):
+    """Those that it ended with."""
+    return update.facts.get("scale_after"), update.facts.get("good_steps")
 
 
 @rule

@@ -16,7 +16,7 @@ MOMENTS = {
 @rule
 def half_parameters_with_scaler(trace):
     half = [p for p in trace.parameters.values() if p.dtype == float16 and not p.master]
-    held = [p for p in half if p.optimizer is not None]
+    held = [p for p in half if p.optimizers]
     refused = trace.fails_with("ValueError", "float16 gradients can't be unscaled")
     if refused or (trace.scaled and held):
         half = held or half
