@@ -164,16 +164,16 @@ class without_autocast:
     It runs a training step that has its regions inside as if they were not there, to compare the two (verify_amp).
     """
 
+    def __init__(self):
+        self.outer = []  # its own, not the regions' one: the step may leave a region open
+
     def __enter__(self):
-        self.outer = (
-            state.enabled,
-            state.allowed,
-        )  # not on the stack: the step may leave a region of its own open there
+        self.outer.append((state.enabled, state.allowed))
         state.enabled = state.allowed = False
         return self
 
     def __exit__(self, *_):
-        state.enabled, state.allowed = self.outer
+        state.enabled, state.allowed = self.outer.pop()
         return False
 
 
