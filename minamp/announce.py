@@ -12,7 +12,7 @@ listeners = []  # those that are entered, of all threads; usually none
 
 
 class listen:
-    """Context manager for classes with begin(name, arguments) and end(): told of the calls in the thread that entered it."""
+    """Context manager for classes with begin(name, arguments) and end(result): told of the calls in its own thread."""
 
     def __enter__(self):
         self.thread = threading.get_ident()
@@ -23,16 +23,17 @@ class listen:
         listeners.remove(self)
 
 
-def announced(name):
-    """Decorator: listeners are told before and after each call of the function, under `name`, also when it raises.
+def announced(name, like=None):
+    """Decorator: listeners are told before and after each call of the function, under `name`, also when it raises (None then).
 
     arguments: by parameter name and in their order, defaults included. While nobody listens a call costs 0.1 us more.
+    like: the function whose parameters they are told as, for one that a user has written in its place.
     """
 
     def decorate(function):
-        parameters = inspect.signature(function).parameters.values()
-        names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        defaults = {p.name: None if p.default is p.empty else p.default for p in parameters}
+        own, _ = _parameters(function)
+        names, defaults = _parameters(like or function)
+        renamed = dict(zip(own, names, strict=False))
 
         @functools.wraps(function)
         def announcing(*args, **kwargs):
@@ -41,14 +42,24 @@ def announced(name):
             here = threading.get_ident()
             told = [listener for listener in listeners if listener.thread == here]
             for listener in told:
-                listener.begin(name, {**defaults, **dict(zip(names, args, strict=False)), **kwargs})
+                named = {renamed.get(k, k): v for k, v in kwargs.items()}
+                listener.begin(name, {**defaults, **dict(zip(names, args, strict=False)), **named})
+            result = None
             try:
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+                return result
             finally:
                 for listener in reversed(told):
-                    listener.end()
+                    listener.end(result)
 
         announcing.announces = name
         return announcing
 
     return decorate
+
+
+def _parameters(function):
+    """(names of what a function takes by position, all defaults by name, None where there is none)."""
+    parameters = inspect.signature(function).parameters.values()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return names, {p.name: None if p.default is p.empty else p.default for p in parameters}

@@ -164,13 +164,16 @@ class without_autocast:
     It runs a training step that has its regions inside as if they were not there, to compare the two (verify_amp).
     """
 
+    def __init__(self):
+        self.outer = []  # its own, not the regions' one: the step may leave a region open
+
     def __enter__(self):
-        state.outer.append((state.enabled, state.allowed))
+        self.outer.append((state.enabled, state.allowed))
         state.enabled = state.allowed = False
         return self
 
     def __exit__(self, *_):
-        state.enabled, state.allowed = state.outer.pop()
+        state.enabled, state.allowed = self.outer.pop()
         return False
 
 

@@ -421,6 +421,7 @@ class GradScaler:
             "_growth_tracker": self._get_growth_tracker(),
         }
 
+    @announced("scaler.load_state_dict")
     def load_state_dict(self, state_dict):
         """Take over what state_dict() gave. RuntimeError for the empty state of a disabled scaler.
 

@@ -12,7 +12,7 @@ class Listener(listen):
     def begin(self, name, arguments):
         self.heard.append((name, arguments))
 
-    def end(self):
+    def end(self, result):
         self.heard.append("end")
 
 

@@ -1,6 +1,7 @@
 """minamp.doctor on loops as other people write them: faults in unusual dress, and healthy loops that were once suspected."""
 
 import copy
+import pickle
 
 import numpy as np
 import pytest
@@ -1027,6 +1028,394 @@ def the_bias_of_keys_that_softmax_takes_out_again():
     return T().parts()
 
 
+# ----------------------------------------------------------------------------------------- classes and contexts of one's own
+
+
+class Logging(GradScaler):
+    """Tells somebody of its calls, with signatures of its own."""
+
+    def scale(self, *outputs, **options):
+        return super().scale(*outputs, **options)
+
+    def step(self, opt, model=None, limit=None):
+        if limit is not None:
+            self.unscale_(optimizer=opt)
+            clip_grad_norm_(model.parameters(), limit)
+        return super().step(opt)
+
+    def update(self):
+        return super().update()
+
+
+class Logged(Trainer):
+    def make_scaler(self):
+        return Logging()
+
+    def train_step(self):
+        self.optimizer.zero_grad()
+        loss = self.forward()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(model=self.model, limit=1.0, opt=self.optimizer)
+        self.scaler.update()
+        return loss.item()
+
+
+@healthy
+def a_scaler_with_signatures_of_its_own():
+    return Logged().parts()
+
+
+@broken("clip_before_unscale")
+def a_scaler_of_ones_own_that_clips_first():
+    class Hasty(Logging):
+        def step(self, opt, **options):
+            clip_grad_norm_(options["model"].parameters(), options["limit"])
+            return super().step(opt=opt)
+
+    class T(Logged):
+        def make_scaler(self):
+            return Hasty()
+
+    return T().parts()
+
+
+@healthy
+def a_scaler_that_is_pickled_after_every_step():
+    class T(Trainer):
+        def train_step(self):
+            if isinstance(self.scaler, bytes):
+                self.scaler = pickle.loads(self.scaler)
+            loss = super().train_step()
+            self.scaler = pickle.dumps(self.scaler)
+            return loss
+
+        def make_scaler(self):
+            return pickle.dumps(GradScaler())
+
+        def parts(self):
+            return parts(self.train_step, self.model, self.optimizer)
+
+    return T().parts()
+
+
+@broken("zero_grad_missing")
+def an_optimizer_inside_an_object_that_passes_everything_on():
+    class Passing:
+        def __init__(self, optimizer):
+            self.optimizer = optimizer
+
+        def __getattr__(self, name):
+            return getattr(self.__dict__["optimizer"], name)
+
+        def step(self):
+            return self.optimizer.step()
+
+    class T(Trainer):
+        def train_step(self):
+            loss = self.forward()
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self.passing)
+            self.scaler.update()
+            return loss.item()
+
+        def parts(self):
+            self.passing = Passing(self.optimizer)
+            return parts(self.train_step, self.model, self.passing, self.scaler)
+
+    return T().parts()
+
+
+class Two(Trainer):
+    """An optimizer of the first layer, whose class `kind` gives, and one of the others."""
+
+    def __init__(self):
+        super().__init__()
+        first, *later = self.model
+        self.others = optim.SGD(nn.Sequential(*later).parameters(), lr=self.lr)
+        self.optimizer = self.kind()(first.parameters(), lr=self.lr)
+
+    def train_step(self):
+        self.others.zero_grad()
+        return super().train_step()
+
+    def parts(self):
+        return parts(self.train_step, self.model, [self.optimizer, self.others], self.scaler)
+
+
+@broken("raw_optimizer_step")
+def an_optimizer_that_steps_another():
+    class T(Two):
+        def kind(self):
+            class Both(optim.SGD):
+                def step(both, closure=None):
+                    self.others.step()
+                    return super().step()
+
+            return Both
+
+    return T().parts()
+
+
+@healthy
+def an_optimizer_that_steps_those_it_consists_of():
+    class All(optim.Optimizer):
+        def __init__(self, *optimizers):
+            super().__init__([p for o in optimizers for g in o.param_groups for p in g["params"]], {})
+            self.optimizers = optimizers
+
+        def step(self, closure=None):
+            return all([o.step() for o in self.optimizers])
+
+    class T(Two):
+        def kind(self):
+            return lambda weights, lr: All(optim.Adam(weights, lr=1e-3), self.others)
+
+    return T().parts()
+
+
+@healthy
+def a_function_that_computes_its_forward_again():
+    class T(Trainer):
+        def network(self):
+            first, *self.later = super().network()
+            return nn.ModuleList([first, *self.later])
+
+        def forward(self):
+            first, *later = self.model
+
+            class Again(Function):
+                @staticmethod
+                @minamp.custom_fwd(device_type="cuda")
+                def forward(ctx, x, *weights):
+                    ctx.save_for_backward(x)
+                    return first(x)
+
+                @staticmethod
+                @minamp.custom_bwd(device_type="cuda")
+                def backward(ctx, g):
+                    with minamp.enable_grad():
+                        h = first(*ctx.saved_tensors)
+                    return None, *grad(h, list(first.parameters()), g)
+
+            with autocast(dtype=self.dtype):
+                h = Again.apply(self.x, *first.parameters())
+                for layer in later:
+                    h = layer(h)
+                return F.cross_entropy(h, self.y)
+
+    return T().parts()
+
+
+def a_hook_with_a_limit_of_a_tenth(times):
+    class T(Scaled):
+        def network(self):
+            model = super().network()
+            for p in model.parameters():
+                p.register_hook(lambda g: g.clamp(-0.1 * times(self), 0.1 * times(self)))
+            return model
+
+    return T().parts()
+
+
+@broken("clip_before_unscale")
+def a_hook_whose_limit_no_format_holds():
+    return a_hook_with_a_limit_of_a_tenth(lambda trainer: 1.0)
+
+
+@healthy
+def a_hook_whose_limit_is_scaled_too():
+    return a_hook_with_a_limit_of_a_tenth(lambda trainer: trainer.scaler.get_scale())
+
+
+# ------------------------------------------------------------------------------------------------- training without an optimizer
+
+
+def by_hand(update, factor=None):
+    """A network whose gradients update(name, weight, gradient, scale) uses; they come from grad where a factor is given."""
+    x, y = digits(32)
+    model = mlp(784, 16, 10)
+    names, weights = zip(*model.named_parameters(), strict=True)
+    scaler = GradScaler(init_scale=1024.0)
+
+    def step():
+        model.zero_grad()
+        with autocast():
+            loss = F.cross_entropy(model(x), y)
+        if factor is None:
+            scaler.scale(loss).backward()
+            gradients, scale = [p.grad for p in weights], scaler.get_scale()
+        else:
+            gradients, scale = grad(loss * factor, weights), factor
+        with minamp.no_grad():
+            for name, p, g in zip(names, weights, gradients, strict=True):
+                update(name, p, g, scale)
+        return loss.item()
+
+    return parts(step, model, scaler=scaler if factor is None else None)
+
+
+def momentum(divide, rate=0.05):
+    velocity = {}
+
+    def update(name, p, g, scale):
+        g = g.numpy() / (scale if divide else 1.0)
+        velocity[name] = 0.9 * velocity.get(name, 0.0) + g
+        p.data.numpy()[...] -= rate * velocity[name]
+
+    return update
+
+
+@broken("raw_optimizer_step")
+def momentum_of_scaled_gradients_in_numpy():
+    return by_hand(momentum(divide=False))
+
+
+@broken("raw_optimizer_step")
+def momentum_of_gradients_that_are_in_no_grad():
+    return by_hand(momentum(divide=False), factor=1024.0)
+
+
+@healthy
+def momentum_of_unscaled_gradients_in_numpy():
+    return by_hand(momentum(divide=True))
+
+
+@healthy
+def momentum_of_unscaled_gradients_that_are_in_no_grad():
+    return by_hand(momentum(divide=True), factor=1024.0)
+
+
+@healthy
+def descent_by_hand_at_a_rate_of_two():
+    return by_hand(lambda name, p, g, scale: p.sub_(2.0 / scale * g))
+
+
+@healthy
+def a_loss_of_the_weight_64():
+    return by_hand(lambda name, p, g, scale: p.sub_(0.01 * g), factor=64.0)
+
+
+@healthy
+def descent_by_the_signs_of_scaled_gradients():
+    return by_hand(lambda name, p, g, scale: p.sub_(1e-3 * g.sign()))
+
+
+@broken("adam_in_half")
+def a_root_of_half_squares_of_what_grad_gave():
+    squares = {}
+
+    def update(name, p, g, scale):
+        v = squares.setdefault(name, minamp.zeros(*p.shape, dtype=float16))
+        v.add_((g / scale).square().half())
+        p.sub_(1e-3 * (g / scale) / (v.sqrt() + 1e-3).float())
+
+    return by_hand(update, factor=256.0)
+
+
+class TimesANumber(Trainer):
+    """An optimizer, and a loss multiplied by 4,096; divide() is between backward and step."""
+
+    def make_scaler(self):
+        return None
+
+    def divide(self, gradients):
+        pass
+
+    def train_step(self):
+        self.optimizer.zero_grad()
+        loss = self.forward()
+        (loss * 4096.0).backward()
+        self.divide([p.grad for p in self.model.parameters()])
+        self.optimizer.step()
+        return loss.item()
+
+
+@broken("raw_optimizer_step")
+def a_scale_by_hand_that_nothing_takes_out():
+    return TimesANumber().parts()
+
+
+@healthy
+def a_scale_by_hand_taken_out_after_clipping_by_it():
+    class T(TimesANumber):
+        def divide(self, gradients):
+            clip_grad_norm_(self.model.parameters(), 0.1 * 4096.0)
+            for g in gradients:
+                g /= 4096.0
+
+    return T().parts()
+
+
+@healthy
+def a_scale_by_hand_taken_out_by_the_rate():
+    class T(TimesANumber):
+        lr = Trainer.lr / 4096.0
+
+    return T().parts()
+
+
+class Halved(Trainer):
+    """A half network whose weights are kept in float32 as well, by hand; keep() makes what is kept, moved() moves it."""
+
+    def network(self):
+        return mlp(784, 48, 10).half()
+
+    def __init__(self):
+        super().__init__()
+        self.weights = list(self.model.parameters())
+        self.kept = self.keep()
+
+    def keep(self):
+        return [p.detach().float() for p in self.weights]
+
+    def moved(self):
+        for master, p in zip(self.kept, self.weights, strict=True):
+            master.sub_(p.grad.float() * 1e-5)
+            yield master
+
+    def train_step(self):
+        self.model.zero_grad()
+        loss = F.cross_entropy(self.model(self.x.half()).float(), self.y)
+        loss.backward()
+        with minamp.no_grad():
+            for new, p in zip(self.moved(), self.weights, strict=True):
+                p.copy_(new)
+        return loss.item()
+
+    def parts(self):
+        return parts(self.train_step, self.model)
+
+
+@healthy
+def masters_by_hand():
+    return Halved().parts()
+
+
+@healthy
+def masters_in_one_long_vector():
+    class T(Halved):
+        def keep(self):
+            return np.concatenate([p.detach().numpy().ravel().astype(np.float32) for p in self.weights])
+
+        def moved(self):
+            self.kept -= 1e-5 * np.concatenate([p.grad.numpy().ravel() for p in self.weights])
+            ends = np.cumsum([p.numel() for p in self.weights])
+            for part, p in zip(np.split(self.kept, ends[:-1]), self.weights, strict=True):
+                yield minamp.tensor(part.reshape(p.shape))
+
+    return T().parts()
+
+
+@broken("updates_swamped")
+def float_copies_that_live_for_one_step():
+    class T(Halved):
+        def moved(self):
+            for p in self.weights:
+                yield p.detach().float() - p.grad.float() * 1e-5
+
+    return T().parts()
+
+
 # --------------------------------------------------------------------------------------------------- suspected without a reason
 
 
@@ -1423,6 +1812,150 @@ def test_a_scale_of_which_nothing_is_known_is_no_evidence():
         and found.evidence["falls"] == 2
         and "largest_allowed" not in found.evidence
     )
+
+
+def test_a_region_that_is_never_left():
+    class T(Trainer):
+        def forward(self):
+            autocast(dtype=float16).__enter__()
+            return F.cross_entropy(self.model(self.x), self.y)
+
+    assert first(lambda: T().parts()).code == "backward_in_autocast"
+    assert not minamp.is_autocast_enabled()
+
+
+def test_an_error_comes_before_a_warning():
+    class T(Trainer):
+        def forward(self):
+            with autocast():
+                h = self.model(self.x)
+                mask = minamp.zeros(10).half()
+                mask[3:] = 1.0
+                return -F.softmax(h + mask * -1e5, -1).log()[:, 0].mean()
+
+    minamp.manual_seed(0)
+    report = examine(T().parts())
+    assert [(f.code, f.severity) for f in report] == [
+        ("mask_overflows", "error"),
+        ("log_of_softmax", "warning"),
+    ]
+
+
+class Product(Function):
+    """A product that knows nothing of autocast."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a @ b
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        return g.to(b.dtype) @ b.t(), a.t() @ g.to(a.dtype)
+
+
+class Ill(Trainer):
+    """Whatever is in `faults` is done wrong."""
+
+    def __init__(self, *faults):
+        self.faults = faults
+        super().__init__()
+        self.constant = minamp.tensor(np.ones(48, np.float32))
+
+    def forward(self):
+        first, relu, last = self.model
+        with autocast():
+            h = relu(first(self.x))
+            if "forward_overflow" in self.faults:
+                h = relu(first(self.x * 1e6))
+            if "widened_by_scalar" in self.faults:
+                h = h * self.constant
+            z = Product.apply(h, last.weight.t()) if "op_without_policy" in self.faults else last(h)
+        if "softmax_in_half" in self.faults:
+            return F.mse_loss(F.softmax(z, -1).float(), F.one_hot(self.y, 10).float())
+        return F.cross_entropy(z.float(), self.y)
+
+    def train_step(self):
+        if "zero_grad_missing" not in self.faults:
+            self.optimizer.zero_grad()
+        self.scaler.scale(self.forward()).backward()
+        if "raw_optimizer_step" in self.faults:
+            return self.optimizer.step()
+        self.scaler.unscale_(self.optimizer)
+        self.scaler.step(self.optimizer)
+        if "update_forgotten" not in self.faults:
+            self.scaler.update()
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        (),
+        ("softmax_in_half", "forward_overflow"),
+        ("raw_optimizer_step", "forward_overflow"),
+        ("update_forgotten", "zero_grad_missing"),
+        ("op_without_policy", "widened_by_scalar"),
+        ("softmax_in_half", "raw_optimizer_step", "zero_grad_missing"),
+    ],
+)
+def test_faults_that_have_nothing_to_do_with_each_other_are_all_found(faults):
+    minamp.manual_seed(0)
+    report = examine(Ill(*faults).parts())
+    assert [f.code for f in report] == list(faults), told(report)
+
+
+def test_one_is_not_several():
+    class T(Trainer):
+        def network(self):
+            model = super().network()
+            model[0].weight.data = model[0].weight.data.half()
+            return model
+
+        def forward(self):
+            return F.cross_entropy(
+                self.model[2](self.model[1](self.x @ self.model[0].weight.float().t())), self.y
+            )
+
+    assert first(lambda: T().parts()).what.startswith("1 parameter is float16")
+
+
+def test_the_line_of_a_hook_is_named():
+    assert "g * (1.0 / g.norm().item())" in first(a_hook_that_limits_the_norm).where
+
+
+def test_where_half_weights_are_written_from_numpy():
+    class T(Halved):
+        def moved(self):
+            for p in self.weights:
+                yield minamp.tensor(p.detach().numpy() - 1e-5 * p.grad.numpy()).half()
+
+    assert "p.copy_(new)" in first(lambda: T().parts()).where
+
+
+def test_a_state_is_loaded_again_where_it_is_loaded():
+    assert first(the_state_of_the_start_loaded_again).where.endswith("load_state_dict(self.start)")
+
+
+def test_the_repair_of_a_descent_by_hand_divides_by_what_was_multiplied():
+    assert first(momentum_of_scaled_gradients_in_numpy).repair.endswith("p.grad / scaler.get_scale()")
+    assert first(momentum_of_gradients_that_are_in_no_grad).repair.endswith("p.grad / 1024")
+
+
+def test_what_is_left_in_gradients_from_a_larger_scale_is_no_fall():
+    class T(Trainer):
+        def make_scaler(self):
+            return GradScaler(init_scale=2.0**20)
+
+        def train_step(self):
+            loss = self.forward()
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+
+    minamp.manual_seed(0)
+    report = examine(T().parts())
+    assert [f.code for f in report] == ["zero_grad_missing"], told(report)
 
 
 def test_a_floor_under_a_logarithm_gives_no_nan():

@@ -10,6 +10,8 @@ from minamp.clinic.trace import Trace
 
 ALL = {f"{name}-well": build for scripts in (WELL, HEALTHY) for name, build in scripts.items()}
 ALL |= {name: build for scripts in (ILL, BROKEN) for name, (_, build) in scripts.items()}
+# (name, steps before) -> what shows where both calls in half are skipped: the step before has ruined the weights
+SKIPPED_TWICE = {("an_optimizer_that_steps_another", 1): []}
 
 
 @pytest.mark.parametrize("before", [0, 1])
@@ -32,5 +34,6 @@ def test_both_ways_give_one_list(name, before, monkeypatch, tmp_path):
     if isinstance(short, str):
         assert short == long
         return
-    assert [f.code for f in short] == [f.code for f in long]
+    found = [f.code for f in short]
+    assert [f.code for f in long] == SKIPPED_TWICE.get((name, before), found)
     assert long.steps >= 3 or long.error

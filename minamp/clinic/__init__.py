@@ -25,9 +25,9 @@ def doctor(step, model=None, optimizer=None, scaler=None):
 
     step: a callable without arguments that does one training step of your loop. model: its Module, or a list of them.
     optimizer: its Optimizer, or a list of them; with neither, the leaves that the step reaches are its parameters.
-    scaler: its GradScaler or None. Returns a Report: a list of Findings, the cause before its consequences, empty for a
-    healthy step; print it, or take report.to_json(). report.advice says what one step in float32 tells about scale and
-    formats.
+    scaler: its GradScaler or None. Returns a Report: a list of Findings, errors first, the cause before its consequences,
+    empty for a healthy step; print it, or take report.to_json(). report.advice says what one step in float32 tells about
+    scale and formats.
 
     The step runs twice, as it is and in float32; three to five times where it raises or spoils a parameter, fails in float32,
     or the second call is not the first again, as in turns. What happens in a later call only is not seen.
@@ -99,6 +99,7 @@ def _noted(step, patient, before, in_float32):
     trace.batch_norms = patient.still_ill(statistics)
     trace.scalers_made = {c.owner for c in trace.calls("scaler.scale") if not before.reached(c.owner)}
     trace.half_state = patient.half_state(before)
+    trace.masters = patient.masters(before) if trace.loses else set()
     return trace
 
 
@@ -111,6 +112,8 @@ def _observe(step, calls):
             calls.trace.error = error_of(error)
             return
     calls.trace.lost_by_hand = calls.by_hand()
+    # those of the first call, before momentum has built up
+    calls.trace.descents = {**calls.descents(), **calls.trace.descents}
 
 
 def _go_on_in_float32(step, trace, patient, grown):

@@ -12,14 +12,18 @@ from minamp.announce import announced, listen
 from minamp.autocast import state as autocast_state
 from minamp.backends.errors import user_line
 from minamp.clinic.trace import Call, Gradient, Value, largest, length
+from minamp.formats import widen
+from minamp.optimizer import Optimizer
+from minamp.quiet import quiet
+from minamp.scaler import GradScaler
 
 METHODS = {
-    "scaler": ("scale", "unscale_", "step", "update", "state_dict"),
-    "optimizer": ("step", "zero_grad", "state_dict"),
+    "scaler": (GradScaler, ("scale", "unscale_", "step", "update", "state_dict", "load_state_dict")),
+    "optimizer": (Optimizer, ("step", "zero_grad", "state_dict")),
 }
 # Whatever else runs inside them, these may leave the gradients other than they were.
 WRITE_GRADIENTS = {"backward", "scaler.unscale_", "scaler.step", "clip_grad_norm_", "clip_grad_value_"}
-WRITE_GRADIENTS |= {f"optimizer.{name}" for name in METHODS["optimizer"]}
+WRITE_GRADIENTS |= {f"optimizer.{name}" for name in METHODS["optimizer"][1]}
 
 
 class Calls(listen):
@@ -31,6 +35,7 @@ class Calls(listen):
         self.gradient_arrays, self._held = {}, {}
         self._known = {}  # parameter name -> its Gradient when last looked at
         self.moving = {}  # the half weights as they were after the last backward
+        self.unheld = {}  # and of weights that no optimizer holds: name -> (tensor, its array, its gradient)
 
     def __enter__(self):
         self._replaced = [
@@ -43,13 +48,27 @@ class Calls(listen):
         super().__exit__(*error)
         for kind, name, method in self._replaced:
             setattr(kind, name, method)
-        for held in (self.gradient_arrays, self._held, self.moving):
+        for held in (self.gradient_arrays, self._held, self.moving, self.unheld):
             held.clear()  # the facts stay, the arrays need not
 
     def by_hand(self):
         """The half weights that the step has written after backward without an optimizer: as optimizer.step's 'lost'."""
         written = {n: w for n, w in self.moving.items() if w[0]._version[0] != w[3]}
         return _lost(written)
+
+    @quiet
+    def descents(self):
+        """name -> (rate, cosine) of the weights without an optimizer that the step has changed.
+
+        rate: the change's length over the gradient's, cosine: of the angle between the way down the gradient and the change.
+        """
+        found = {}
+        for name, (p, before, gradient) in self.unheld.items():
+            change = (before - widen(backends.host(p._data))).ravel()
+            moved, size = length(change), length(gradient)
+            if change.size > 1 and 0 < moved < math.inf and 0 < size < math.inf:
+                found[name] = (moved / size, float(np.dot(change, gradient)) / (moved * size))
+        return found
 
     @property
     def current(self):
@@ -60,11 +79,11 @@ class Calls(listen):
         """A listener's part: an announced call begins."""
         self.open.append(self._begin(name, arguments))
 
-    def end(self):
+    def end(self, result):
         """A listener's part: the innermost announced call ends."""
         call = self.open.pop()
         if call is not None:
-            self._end(call)
+            self._end(call, result)
 
     def _begin(self, name, arguments):
         owner = next(iter(arguments.values()))
@@ -118,10 +137,18 @@ class Calls(listen):
             return {"root": self.value_of(owner), "scaler": self.patient.scale, "versions": versions}
         if name == "grad":
             root = owner[0] if isinstance(owner, list | tuple) and owner else owner
-            return {"root": self.value_of(root), "scaler": self.patient.scale}
+            inputs = arguments["inputs"]
+            inputs = inputs if isinstance(inputs, list | tuple) else [inputs]
+            names = [self.patient.names.get(id(x)) for x in inputs]
+            return {"root": self.value_of(root), "scaler": self.patient.scale, "inputs": names}
         if name == "optimizer.step":
             kind = type(owner).__name__ if type(owner).__module__ == optim.__name__ else "SGD"
-            return {"weights": self.patient.half_weights(id(owner)), "kind": kind}
+            rates = [float(g["lr"]) for g in owner.param_groups] if isinstance(owner, optim.SGD) else []
+            return {
+                "weights": self.patient.half_weights(id(owner)),
+                "kind": kind,
+                "rate": max(rates, default=0.0),
+            }
         if name == "save":
             parts = owner.values() if isinstance(owner, dict) else ()
             several = sum(isinstance(x, dict) for x in parts) > 1  # states in one file
@@ -137,7 +164,7 @@ class Calls(listen):
             self._replaced += _announce([optimizer], "optimizer")
             self.trace.parameters.update(self.patient.describe())
 
-    def _end(self, call):
+    def _end(self, call, result):
         call.after = self.gradients() if call.name in WRITE_GRADIENTS else call.before
         if call.name == "scaler.update":
             scaler = self._held[call.owner]
@@ -147,6 +174,11 @@ class Calls(listen):
             call.facts["lost"] = _lost(call.facts.pop("weights"))
         elif call.name == "backward":
             self.moving = self.patient.half_weights()
+            self.unheld |= self.patient.unheld({n: self.patient.parameters[n].grad for n in call.written()})
+        elif call.name == "grad":
+            self.unheld |= self.patient.unheld(
+                dict(zip(call.facts.pop("inputs"), result or (), strict=False))
+            )
 
     def value_of(self, tensor):
         """A tensor's facts; Ops, which knows where it comes from, puts its own in place."""
@@ -178,7 +210,7 @@ class Backwards(listen):
     def begin(self, name, arguments):
         self.count += name in ("backward", "grad")
 
-    def end(self):
+    def end(self, result):
         pass
 
 
@@ -193,11 +225,12 @@ def _announce(objects, family):
     """Announce the methods of a loop that users' classes define themselves; (class, name, method) to put back."""
     replaced = []
     for kind in {k for x in objects for k in type(x).__mro__}:
-        for name in METHODS[family]:
+        ours, names = METHODS[family]
+        for name in names:
             method = vars(kind).get(name)
             if method is not None and not hasattr(method, "announces"):
                 replaced.append((kind, name, method))
-                setattr(kind, name, announced(f"{family}.{name}")(method))
+                setattr(kind, name, announced(f"{family}.{name}", like=getattr(ours, name))(method))
     return replaced
 
 

@@ -6,10 +6,11 @@ import numpy as np
 
 from minamp import backends, optim
 from minamp.clinic.trace import Parameter, largest, state_shapes
-from minamp.formats import is_floating, is_half
+from minamp.formats import cast, float32, float64, is_floating, is_half, widen
 from minamp.nn.module import Module
 from minamp.tensor import Tensor
 
+UNHELD = (), "nearest"
 FLOAT_COMPANIONS = {"compensation"}  # half on purpose: what Kahan summation keeps beside a half weight
 
 
@@ -43,7 +44,7 @@ class Patient:
             for name, p in m.named_parameters():
                 self.parameters[self._path(i, name)] = p
         self.names = {id(p): name for name, p in self.parameters.items()}
-        self.rounding = {}  # id of a parameter -> (id of its optimizer, how that brings an update back into a half weight)
+        self.rounding = {}  # id of a parameter -> (ids of its optimizers, how they bring an update back into a half weight)
         for o in self.optimizers:
             self._enter(o)
 
@@ -51,7 +52,8 @@ class Patient:
         for g in _groups(optimizer):
             rule = "master" if g.get("master_weights") else g.get("write_back", "nearest")
             for p in g["params"]:
-                self.rounding[id(p)] = id(optimizer), rule
+                holders, _ = self.rounding.get(id(p), UNHELD)
+                self.rounding[id(p)] = (*holders, id(optimizer)), rule
                 if id(p) not in self.names:
                     self.names[id(p)] = f"parameter {len(self.names)}"
                     self.parameters[self.names[id(p)]] = p
@@ -93,9 +95,9 @@ class Patient:
         found = {}
         for name, p in self.parameters.items():
             if p.requires_grad:
-                optimizer, rule = self.rounding.get(id(p), (None, "nearest"))
+                holders, rule = self.rounding.get(id(p), UNHELD)
                 finite = math.isfinite(largest(p._data))
-                found[name] = Parameter(name, p.dtype, p.shape, optimizer, rule == "master", finite)
+                found[name] = Parameter(name, p.dtype, p.shape, holders, rule == "master", finite)
         return found
 
     def half_weights(self, optimizer=None):
@@ -105,10 +107,21 @@ class Patient:
         """
         found = {}
         for name, p in self.parameters.items():
-            rule = self.rounding.get(id(p), (None, "nearest"))
-            if rule == (optimizer, "nearest") and is_half(p.dtype) and p.grad is not None:
+            holders, rule = self.rounding.get(id(p), UNHELD)
+            wanted = optimizer in holders if optimizer is not None else not holders
+            if wanted and rule == "nearest" and is_half(p.dtype) and p.grad is not None:
                 moving = backends.host(p.grad._data) != 0
                 found[name] = (p, backends.host(p._data).copy(), moving, p._version[0])
+        return found
+
+    def unheld(self, gradients):
+        """name -> (tensor, its array and its gradient, copied in float32), for those of `gradients` that no optimizer holds."""
+        found = {}
+        for name, g in gradients.items():
+            p = self.parameters.get(name)
+            if p is not None and g is not None and id(p) not in self.rounding:
+                weight, gradient = (backends.host(x._data).astype(np.float32) for x in (p, g))
+                found[name] = (p, weight, gradient.ravel())
         return found
 
     def ill_statistics(self):
@@ -155,10 +168,31 @@ class Patient:
                         found.append((f"{name} of {self.names.get(id(p), 'a parameter')}", value._data))
         # Weights that no optimizer of ours updates may have their moments anywhere; else the walk is not worth its time.
         ours = {id(o) for o in self.optimizers if type(o).__module__ == optim.__name__}
-        theirs = [p for p in self.parameters.values() if self.rounding.get(id(p), (None,))[0] not in ours]
+        theirs = [p for p in self.parameters.values() if ours.isdisjoint(self.rounding.get(id(p), UNHELD)[0])]
         if any(is_half(p.dtype) for p in theirs):
             found += before.changed(lambda path, a: ".grad" not in path and fits(a))
         return [(path, a.dtype) for path, a in found if (backends.host(a) >= 0).all() and (a != 0).any()]
+
+    def masters(self, before):
+        """Names of the half weights that the user keeps in a wider format as well: what changed there, rounded, is the weight."""
+        half = {n: backends.host(p._data) for n, p in self.parameters.items() if is_half(p.dtype)}
+        shapes = state_shapes(half.values())
+        wide = before.changed(lambda path, a: a.dtype in (float32, float64) and a.shape in shapes)
+        wide = [part for _, a in wide for part in _parts(backends.host(a), list(half.values()))]
+        return {n for n, w in half.items() if any(a.shape == w.shape and _rounds_to(a, w) for a in wide)}
+
+
+def _parts(array, weights):
+    """The array, or what one vector of all weights holds for each of them."""
+    ends = np.cumsum([w.size for w in weights])
+    if array.shape != (ends[-1],):
+        return [array]
+    return [part.reshape(w.shape) for part, w in zip(np.split(array, ends[:-1]), weights, strict=True)]
+
+
+def _rounds_to(wide, half):
+    """Whether an array, rounded, is the half one, and holds more than that."""
+    return np.array_equal(cast(wide, half.dtype), half) and not np.array_equal(wide, widen(half))
 
 
 def _is_running(name):

@@ -16,6 +16,7 @@ class Finding:
     where: str  # a parameter, an op, or the user's line as 'file:line in function: code'
     repair: str
     evidence: dict = field(default_factory=dict)
+    at: int | None = None  # the number of the event that it begins with, where that matters
 
     def __str__(self):
         numbers = ", ".join(f"{name} = {_number(value)}" for name, value in self.evidence.items())
@@ -37,9 +38,10 @@ class Advice:
 
 
 class Report(list):
-    """A list of Findings, the cause before its consequences; empty for a healthy step. Advice stands in `advice`.
+    """A list of Findings, errors first, the cause before its consequences; empty for a healthy step.
 
-    steps: how often the step was run. error: the message of the exception with which it ended, or None.
+    advice: what one step in float32 says. steps: how often the step was run. error: the message of the exception with which
+    it ended, or None.
     """
 
     def __init__(self, findings, advice, steps, error=None):

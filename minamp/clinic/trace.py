@@ -147,7 +147,7 @@ class Parameter:
     name: str
     dtype: np.dtype
     shape: tuple
-    optimizer: int | None = None  # id of the optimizer that holds it
+    optimizers: tuple = ()  # ids of those that hold it: an optimizer may have another inside
     master: bool = False
     finite: bool = True
 
@@ -166,6 +166,10 @@ class Trace:
     scalers_made: set = field(default_factory=set)
     # updates without an optimizer: as a Call's facts['lost']
     lost_by_hand: dict = field(default_factory=dict)
+    # names of the half weights that the user keeps in a wider format as well
+    masters: set = field(default_factory=set)
+    # name -> (rate, cosine) of what changed the weights without an optimizer
+    descents: dict = field(default_factory=dict)
     half_state: list = field(default_factory=list)  # (where, dtype) of second moments kept in half
     error: "Error | None" = None
     reference: object = None  # advice.Reference: the float32 run
@@ -203,18 +207,24 @@ class Trace:
         return calls[0] == calls[1] and first == [name for name in self.reference.ops if name != "to"]
 
     @property
+    def loses(self):
+        """Whether an update has left half weights as they were."""
+        steps = (call.facts.get("lost", {}) for call in self.calls("optimizer.step"))
+        return any(still for lost in (self.lost_by_hand, *steps) for _, still in lost.values())
+
+    @property
     def scaled(self):
         """Whether an enabled GradScaler scaled a loss."""
         return bool(self.calls("scaler.scale"))
 
     def held_by(self, optimizer):
         """The names of the parameters that an optimizer (its id) holds; None if none of ours."""
-        return [n for n, p in self.parameters.items() if p.optimizer == optimizer] or None
+        return [n for n, p in self.parameters.items() if optimizer in p.optimizers] or None
 
     @property
     def unheld(self):
         """The names of the parameters that no optimizer holds."""
-        return {n for n, p in self.parameters.items() if p.optimizer is None}
+        return {n for n, p in self.parameters.items() if not p.optimizers}
 
     def last_backward(self, before, names=None):
         """The last backward before an event, of those that wrote the gradient of one of `names`."""

@@ -5,9 +5,8 @@ import json
 import shutil
 from dataclasses import asdict, dataclass, field
 
-PAYS = (
-    0.9  # a ratio above it is no gain: the shortest of ten steps on a busy machine differ by several per cent
-)
+# A ratio above it is no gain: the shortest of ten steps on a busy machine differ by several per cent.
+PAYS = 0.9
 BOUND = 0.5  # more than half of the time decides what can be won
 HALVED = 0.5  # what autocast can make of the bytes kept for backward at best
 

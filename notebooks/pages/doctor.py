@@ -33,7 +33,7 @@ SEEN = {
     "scaler_not_saved": "model and optimizer are asked for their state, the scaler is not, or its state is not in the file",
     "gradients_flushed": "the share of float32 gradients that float16 flushes at the present scale, and at a better one",
     "forward_overflow": "an op gave inf or nan of finite inputs on the way to a loss, and no rule above knows why",
-    "updates_swamped": "most half weights with a gradient have the same bits after the update",
+    "updates_swamped": "most half weights with a gradient, kept nowhere in float32, have the same bits after the update",
     "adam_in_half": "after backward a half root, or half root + eps, of a weight's shape; or an optimizer keeps half moments",
     "scale_pinned": "the scale falls in every step, is put back after a skip, or stands at a floor or ceiling that is in the way",
     "op_without_policy": "an `autograd.Function` runs in a region, without `custom_fwd` or `custom_bwd`, and its ops are cast",
@@ -47,10 +47,10 @@ Made from the rules and the gallery of broken scripts by `python notebooks/pages
 The course's notebook 8 uses the doctor on a detector.
 
 `minamp.doctor(step, model=model, optimizer=optimizer, scaler=scaler)` runs `step` once as it is and once with autocast switched
-off, and more often where that leaves a question, puts everything back, and returns a list of findings, the cause before its
-consequences. A finding has a `code`, a `severity`, `what`, `where`, `evidence` and a `repair`. An *error* makes training wrong or
-stops it; a *warning* makes it worse than it could be. **An empty list** means that in these steps nothing was done that is known
-to go wrong. It does not mean that the network learns, nor that other batches can't overflow.
+off, and more often where that leaves a question, puts everything back, and returns a list of findings: errors first, the cause
+before its consequences. A finding has a `code`, a `severity`, `what`, `where`, `evidence` and a `repair`. An *error* makes
+training wrong or stops it; a *warning* makes it worse than it could be. **An empty list** means that in these steps nothing was
+done that is known to go wrong. It does not mean that the network learns, nor that other batches can't overflow.
 
 Meaning, severity and repair are what the doctor says of the script named in each section: broken on purpose, with its repaired
 twin beside it. Numbers in the text are that script's.

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from minamp.clinic.report import ERROR
 from minamp.clinic.rules import clipping, gradients, order, overflow, regions, softmax, state, widening
 from minamp.clinic.rules.base import CODES, RULES
 from minamp.clinic.rules.gradients import skips_explained  # asked before there is anything to judge
@@ -50,11 +51,19 @@ ERRORS = {
 
 
 def judge(trace):
-    """The findings of all rules in the order of CODES, without those that are only consequences of another."""
+    """The findings of all rules, errors first and each in the order of CODES, without what is only a consequence of another."""
     found = {code: RULES[code](trace) for code in CODES}
     found = {code: replace(f, code=code) for code, f in found.items() if f is not None}
-    follow = {c for code in found for c in CONSEQUENCES.get(code, ())}
-    return [f for code, f in found.items() if code not in follow]
+    follow = {
+        c for code in found for c in CONSEQUENCES.get(code, ()) if not _earlier(found.get(c), found[code])
+    }
+    left = [f for code, f in found.items() if code not in follow]
+    return sorted(left, key=lambda f: f.severity != ERROR)
+
+
+def _earlier(finding, cause):
+    """Whether a finding begins before what would else be its cause."""
+    return None not in (finding, cause.at) and finding.at is not None and finding.at < cause.at
 
 
 def breaks_the_order(error):

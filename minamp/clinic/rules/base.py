@@ -47,14 +47,21 @@ def rule(function):
     return function
 
 
-def error(what, where, repair, **evidence):
+def error(what, where, repair, at=None, **evidence):
     """A Finding without which training is wrong or stops; its code is filled in by the table of rules."""
-    return Finding("", ERROR, what, where, repair, evidence)
+    return Finding("", ERROR, what, where, repair, evidence, at)
 
 
-def warning(what, where, repair, **evidence):
+def warning(what, where, repair, at=None, **evidence):
     """A Finding without which training would be better."""
-    return Finding("", WARNING, what, where, repair, evidence)
+    return Finding("", WARNING, what, where, repair, evidence, at)
+
+
+def beginning(run):
+    """The number of the first op that leads to `run` from the products before it, or of exponentials before those."""
+    made = [r for r in run.ancestors(stop=lambda r: r.is_product) if not r.is_product]
+    made += [r for r in run.ancestors(limit=20) if r.op == "exp"]
+    return min(r.index for r in (run, *made))
 
 
 # ------------------------------------------------------------------------------------------------------------- the loss
@@ -128,6 +135,25 @@ def second_moment(trace, run):
             or any(is_root(r) for r in trace.ops if any(v.source is run for v in r.inputs))
         )
     )
+
+
+def first_backward(trace):
+    """The last backward or grad of the first call that has one: the calls after it may be in float32, without their ops."""
+    made = trace.calls("backward", "grad")
+    return [c for c in made if c.step == made[0].step][-1]
+
+
+def update_line(trace):
+    """The line after that backward that last made something of a weight's shape; its own where none did: by NumPy, perhaps."""
+    backward, shapes = first_backward(trace), {p.shape for p in trace.parameters.values()}
+    later = (r for r in reversed(trace.ops) if r.index > backward.index and r.step == backward.step)
+    made = (r.line for r in later if r.output.shape in shapes and not r.inside("backward"))
+    return next(made, backward.line)
+
+
+def counted(n, what="parameter"):
+    """'1 parameter', '4 parameters'."""
+    return f"{n} {what}{'' if n == 1 else 's'}"
 
 
 def short(names):

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from minamp.clinic.rules.base import error, rule, scale_of
+from minamp.clinic.rules.base import counted, error, rule, scale_of
 from minamp.clinic.trace import Call
 
 _READS = {"vector_norm", "norm", "pow", "square", "abs", "amax", "max", "mul"}
@@ -34,9 +34,10 @@ def still_scaled(trace, backward, event, scale, names):
     left = {n: backward.after[n] for n in backward.written() if n in names}
     for call in trace.calls("scaler.unscale_"):
         if backward.index < call.index < event.index:
-            if all(trace.parameters[n].optimizer is None for n in left):
+            if all(n in trace.unheld for n in left):
                 return False
-            left = {n: g for n, g in left.items() if trace.parameters[n].optimizer != call.facts["optimizer"]}
+            seen = trace.held_by(call.facts["optimizer"]) or ()
+            left = {n: g for n, g in left.items() if n not in seen}
     return bool(left) and not same_factor(left, event.before, 1 / scale)
 
 
@@ -74,12 +75,23 @@ def _clips_in_hooks(trace):
                 limits = {run.output.largest}
             for name in written:
                 g = backward.after[name]
-                if trace.parameters[name].shape == run.output.shape and g.largest in limits:
+                if trace.parameters[name].shape != run.output.shape or _carries(g.largest, scale):
+                    continue
+                # 0.1 is another number in every format
+                if g.largest in {float(g.dtype.type(limit)) for limit in limits}:
                     before = {name: replace(g, largest=math.inf if replaced else run.tensors[0].largest)}
                     yield _by_hand(backward, run), scale, before, {name: g}
         lengths = [backward.after[name].length for name in written]
         if _one_chosen(lengths) and lengths[0] % scale:  # not so in a toy whose gradients are all 1
-            yield replace(backward, name="by hand", within=backward), scale, backward.after, backward.after
+            shapes = {trace.parameters[name].shape for name in written}
+            hooks = [r for r in trace.ops if r.within is backward and r.output.shape in shapes]
+            line = (hooks or [backward])[-1].line
+            yield (
+                replace(backward, name="by hand", within=backward, line=line),
+                scale,
+                backward.after,
+                backward.after,
+            )
 
 
 def _by_hand(call, run):
@@ -229,7 +241,7 @@ def clip_value_hides_overflow(trace):
         hidden = _hidden(clip, before, after)
         if hidden:
             return error(
-                f"Clipping by value makes finite numbers of the infinite gradients of {len(hidden)} parameters before the "
+                f"Clipping by value makes finite numbers of the infinite gradients of {counted(len(hidden))} before the "
                 "scaler looks for them: the step is taken and the scale stays too high.",
                 clip.line,
                 _repair(clip, ": it notes the overflow"),
@@ -242,7 +254,7 @@ def clip_value_hides_overflow(trace):
         if hidden:
             runs = _runs_on_gradients(trace, trace.last_backward(look, hidden), look)
             return error(
-                f"Between backward and the scaler's look at them the infinite gradients of {len(hidden)} parameters have become "
+                f"Between backward and the scaler's look at them the infinite gradients of {counted(len(hidden))} have become "
                 "finite: the step is taken and the scale stays too high.",
                 runs[0].line if runs else look.line,
                 "scaler.unscale_(optimizer)   # right after backward: it notes the overflow, and the step is skipped",

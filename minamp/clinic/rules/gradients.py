@@ -112,7 +112,11 @@ def scale_pinned(trace):
             scale=first["scale"],
             **_room(trace),
         )
-    if len(updates) >= FALLS and falls == updates and not -1 <= excess <= STARTING:
+    if (
+        len(updates) >= FALLS
+        and falls == updates
+        and not (-1 <= excess <= STARTING or _inherited(trace, updates[-1]))
+    ):
         return error(
             f"The scale has fallen {len(updates)} times in a row, to {updates[-1].facts['scale_after']:g}, and smaller will not "
             "help: what is not finite is not made by the scale.",
@@ -135,6 +139,12 @@ def _skipped(trace, update):
     before = [u.index for u in trace.calls("scaler.update") if u.index < update.index]
     since = max(before, default=-1)
     return any(not _ran(trace, c) for c in trace.calls("scaler.step") if since < c.index < update.index)
+
+
+def _inherited(trace, update):
+    """Whether something not finite was in the gradients before backward: left there by the step before, of a larger scale."""
+    made = [c for c in trace.calls("backward") if c.step == update.step]
+    return any(not math.isfinite(g.largest) for c in made for g in c.before.values())
 
 
 def _ran(trace, step):

@@ -3,29 +3,51 @@
 import math
 from itertools import pairwise
 
-from minamp.clinic.rules.base import error, rule, scale_of, warning
+from minamp.clinic.rules.base import counted, error, first_backward, rule, scale_of, update_line, warning
 from minamp.clinic.rules.clipping import same_factor, still_scaled
+from minamp.formats import float16
+
+TOO_FAR = 10.0  # a learning rate, of gradients without their scale: nobody descends by hand at a larger one
+ALONG = 0.999  # the cosine between a change and the gradient, from which on it is a multiple of it
 
 # --------------------------------------------------------------------------------------------------- steps and updates
 
 
 def _raw_steps(trace):
-    """(call, whether its gradients are still scaled) of optimizer.step outside scaler.step, after a scaled loss."""
+    """(call, whether its gradients are still scaled, a scale by hand or None) of optimizer.step outside scaler.step."""
     for call in trace.calls("optimizer.step"):
-        if call.inside("scaler.step"):
-            continue
         names = trace.held_by(call.owner)
+        if call.inside("scaler.step") and not _smuggled(trace, call, names):
+            continue
         backward = trace.last_backward(call, names)
-        if backward is None or not scale_of(backward)[1]:
+        if backward is None:
+            continue
+        scale, by_scaler = scale_of(backward)
+        if not by_scaler and not _strides(trace, call, scale):
             continue
         names = names or list(call.before)
         clips = [
             c for c in trace.calls("clip_grad_norm_", "clip_grad_value_") if set(c.written()) & set(names)
         ]
         look = next((c for c in clips if backward.index < c.index < call.index), call)
-        still = still_scaled(trace, backward, look, scale_of(backward)[0], names)
-        if still or not _decides(trace, call, names):
-            yield call, still
+        divided = look is not call and same_factor(look.after, call.before, 1 / scale)
+        still = still_scaled(trace, backward, look, scale, names) and not divided
+        if still or by_scaler and not _decides(trace, call, names):
+            yield call, still, None if by_scaler else scale
+
+
+def _smuggled(trace, step, names):
+    """Whether scaler.step was asked for another optimizer, of other weights: it has not looked at these gradients."""
+    outer = step.within
+    while outer.name != "scaler.step":
+        outer = outer.within
+    asked = trace.held_by(outer.facts["optimizer"])
+    return bool(asked and names) and not set(asked) & set(names) and bool(_nonzero(step.before) & set(names))
+
+
+def _strides(trace, step, scale):
+    """Whether SGD's rate is one that nobody means, for gradients that a number multiplies as a loss scale does."""
+    return step.facts["rate"] * scale > TOO_FAR and _chosen_scale(trace, scale)
 
 
 def _decides(trace, step, names):
@@ -47,52 +69,78 @@ def _decides(trace, step, names):
 
 
 def _raw_descent(trace):
-    """(op, rate, scale) of an update by hand whose rate multiplies gradients that are still scaled, to 1 and more."""
-    backwards = trace.calls("backward")
-    if len(backwards) < 2 or trace.calls("scaler.step"):
+    """(line, rate, scale) of an update by hand whose rate multiplies gradients that are still scaled, to TOO_FAR and more."""
+    made, backwards = trace.calls("backward", "grad"), trace.calls("backward")
+    if len(made) < 2 or trace.calls("scaler.step"):
         return None
-    was, now = backwards[0].facts["versions"], backwards[-1].facts["versions"]
-    for run in trace.ops:
+    was, now = (c.facts["versions"] for c in (backwards[0], backwards[-1])) if backwards else ({}, {})
+    for run in trace.ops if backwards else ():
         rates = [abs(c) for c in (*run.constants, run.attrs.get("alpha", 1)) if 0 < abs(c) < 1]
         for v in run.inputs if rates else ():
             backward = trace.last_backward(run, [v.gradient])
             if backward is None or v.gradient not in trace.unheld or was[v.gradient] == now[v.gradient]:
                 continue
             scale, by_scaler = scale_of(backward)
-            if by_scaler and v.largest == backward.after[v.gradient].largest and rates[0] * scale > 1:
-                return run, rates[0], scale
+            if by_scaler and v.largest == backward.after[v.gradient].largest and rates[0] * scale > TOO_FAR:
+                return run.line, rates[0], scale
+    return _descent_in_numbers(trace)
+
+
+def _descent_in_numbers(trace):
+    """The same by what the weights have done, whoever wrote it: several moved along their gradients, by one rate.
+
+    Momentum does so at first, and NumPy is no op of ours. Adam goes its own way, in every weight at another rate.
+    """
+    scale, by_scaler = scale_of(first_backward(trace))
+    if not by_scaler and not _chosen_scale(trace, scale):
+        return None
+    rates = sorted(rate for rate, cosine in trace.descents.values() if cosine > ALONG)
+    for a, b in pairwise(rates):
+        if a * scale > TOO_FAR and math.isclose(a, b, rel_tol=0.01):
+            return update_line(trace), a, scale
     return None
+
+
+def _chosen_scale(trace, factor):
+    """Whether a loss was multiplied by a number that is no weight of it: a power of two from 256 on, for float16's gradients."""
+    half = any(r.is_product and r.output.recorded and r.output.dtype == float16 for r in trace.ops)
+    return half and factor >= 256 and math.log2(factor).is_integer()
 
 
 @rule
 def raw_optimizer_step(trace):
     descent = _raw_descent(trace)
     if descent is not None:
-        run, rate, scale = descent
+        line, rate, scale = descent
         return error(
-            f"The weights are changed by {rate:g} times gradients that are still {scale:g} times too large: nothing divides them "
+            f"An update by hand takes {rate:g} times gradients that are still {scale:g} times too large: nothing divides them "
             "by the scale or leaves out the infinite ones.",
-            run.line,
-            "scaler.step(optimizer)   # or p -= lr * p.grad / scaler.get_scale()",
+            line,
+            f"scaler.step(optimizer)   # or p -= lr * p.grad / {'scaler.get_scale()' if trace.scaled else f'{scale:g}'}",
+            at=first_backward(trace).index,
             rate=rate,
             scale=scale,
         )
-    for call, still in _raw_steps(trace):
+    for call, still, by_hand in _raw_steps(trace):
         beside = [
             c
             for c in trace.calls("scaler.step")
             if c.facts["optimizer"] == call.owner and c.step == call.step
         ]
-        what = "beside scaler.step: the update is made twice" if beside else "instead of scaler.step"
+        what = "" if by_hand else "instead of scaler.step, "
+        what = "beside scaler.step: the update is made twice, " if beside else what
         lacks = (
             "divides the gradients by the scale or skips infinite ones"
             if still
             else "skips infinite gradients"
         )
         return error(
-            f"optimizer.step() is called {what}, although the loss is scaled: nothing {lacks}.",
+            f"optimizer.step() is called {what}although the loss is scaled: nothing {lacks}.",
             call.line,
-            "scaler.step(optimizer)   # and no optimizer.step()",
+            f"p.grad /= {by_hand:g}   # of every p, before the step; or a GradScaler"
+            if by_hand
+            else "scaler.step(optimizer)   # and no optimizer.step()",
+            at=call.index,
             largest_gradient=max((g.largest for g in call.before.values()), default=0.0),
         )
 
@@ -214,21 +262,26 @@ def zero_grad_missing(trace):
         for c in trace.calls("scaler.step", "optimizer.step")
         if not (c.name == "optimizer.step" and c.inside("scaler.step"))
     ]
+    if trace.fails_with(
+        "RuntimeError", "unscale_() is being called after step()"
+    ):  # on the way to the next step
+        requests += [(c, c.facts["optimizer"]) for c in trace.calls("scaler.unscale_")[-1:]]
     for i, (second, optimizer) in enumerate(requests):
         first = next((c for c, o in reversed(requests[:i]) if o == optimizer), None)
         if first is None:
             continue
         backwards = [c for c in trace.calls("backward") if first.index < c.index < second.index]
-        mine = {n for n, p in trace.parameters.items() if p.optimizer == optimizer}
+        mine = set(trace.held_by(optimizer) or ())
         stale = mine & _nonzero(second.before)
         for c in backwards:
             stale &= _nonzero(c.before) & {n for n, g in c.before.items() if n in first.before}
         stale = [n for n in stale if any(n in c.written() for c in backwards)]
         if backwards and stale:
             name = sorted(stale)[0]
+            unscaled = trace.calls("scaler.step", "scaler.unscale_")
             return error(
-                f"The gradients of {len(stale)} parameters are never cleared between two steps: every backward adds to those "
-                f"of all steps before{', which unscale_ has divided by the scale' if trace.scaled else ''}.",
+                f"The gradients of {counted(len(stale))} are never cleared between two steps: every backward adds to those "
+                f"of all steps before{', which unscale_ has divided by the scale' if unscaled else ''}.",
                 f"{name}: {second.line}",
                 "optimizer.zero_grad()   # before the backward of every step",
                 parameters=len(stale),
@@ -241,7 +294,7 @@ def zero_grad_missing(trace):
         stale = sorted(n for n in kept & used if n in trace.unheld and was[n] != now[n])
         if stale:
             return error(
-                f"The gradients of {len(stale)} parameters are not cleared after the weights were changed by them: every "
+                f"The gradients of {counted(len(stale))} are not cleared after the weights were changed by them: every "
                 "backward adds to those of all steps before.",
                 f"{stale[0]}: {second.line}",
                 "model.zero_grad()   # or p.grad = None, before the backward of every step",
@@ -264,7 +317,7 @@ def scaler_rebuilt(trace):
     if len({c.step for c in built}) < 2:  # copied from another, or another's state loaded
         built = [c for c in trace.calls("scaler.scale") if c.owner in trace.scalers_made]
         built = built if len({c.owner for c in built}) == len({c.step for c in built}) else []
-    if len({c.step for c in built}) > 1:
+    if len({c.step for c in built}) > 1 and not _goes_on(trace, {c.owner for c in built}):
         return error(
             "Every step makes a new GradScaler: its scale starts anew each time, and what the last one learnt is lost.",
             built[0].line,
@@ -273,17 +326,41 @@ def scaler_rebuilt(trace):
             scale=float(built[0].facts["scale"]),
         )
     for first, second in pairwise(trace.calls("scaler.update")):
-        states = [(u.facts["scale"], u.facts["good_steps_before"]) for u in (first, second)]
-        left = first.facts.get("scale_after"), first.facts.get("good_steps")
-        if first.owner == second.owner and first.step < second.step and states[0] == states[1] != left:
+        states = _states(first, second)
+        if (
+            first.owner == second.owner
+            and first.step < second.step
+            and states[0] == states[1] != _left(first)
+        ):
+            loaded = [
+                c for c in trace.calls("scaler.load_state_dict") if first.index < c.index < second.index
+            ]
             return error(
                 "Every step puts the scaler back to the scale and count that the step before it began with: what it has learnt "
                 "is lost.",
-                second.line,
+                (loaded or [second])[-1].line,
                 "scaler.load_state_dict(state)   # once, before the loop",
                 scale=states[0][0],
                 good_steps=states[0][1],
             )
+
+
+def _goes_on(trace, scalers):
+    """Whether the second step's scaler begins with the scale and count that the first's was left with, and did not begin with."""
+    for first, second in pairwise(u for u in trace.calls("scaler.update") if u.owner in scalers):
+        if first.step < second.step:
+            return _states(first, second)[0] != _states(first, second)[1] == _left(first)
+    return False
+
+
+def _states(*updates):
+    """The scale and count that each update began with."""
+    return [(u.facts["scale"], u.facts["good_steps_before"]) for u in updates]
+
+
+def _left(update):
+    """Those that it ended with."""
+    return update.facts.get("scale_after"), update.facts.get("good_steps")
 
 
 @rule

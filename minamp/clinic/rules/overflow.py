@@ -2,7 +2,7 @@
 
 import math
 
-from minamp.clinic.rules.base import error, feeds, rule, second_moment, warning
+from minamp.clinic.rules.base import beginning, error, feeds, rule, second_moment, warning
 from minamp.formats import float16, format_of
 
 _MASKS = {"where", "add", "sub", "mul", "to", "masked_fill", "maximum", "minimum"}
@@ -70,6 +70,7 @@ def mask_overflows(trace):
             f"A mask constant does not fit float16: {trace.error.text}",
             trace.error.line,
             "scores.masked_fill(mask, float('-inf'))   # softmax turns it into 0 in every format",
+            at=len(trace.events),
             limit=-65504.0,
         )
     runs = mask_runs(trace)
@@ -82,6 +83,7 @@ def mask_overflows(trace):
             "of nothing but masked ones, or one masked twice, gives nan.",
             run.line,
             "scores.masked_fill(mask, float('-inf'))   # never add it; or add the mask to scores.float()",
+            at=beginning(run),
             constant=constant,
             limit=-65504.0,
             values=run.spoilt.count,
@@ -94,6 +96,7 @@ def mask_overflows(trace):
                 "the scores: a row of nothing else gives nan in softmax, and so does 0 times it.",
                 added.line,
                 "scores.masked_fill(mask, float('-inf'))   # and no row all masked; or add the mask to scores.float()",
+                at=beginning(added),
                 limit=-65504.0,
                 rows=softmax.output.size // max(softmax.output.shape[-1], 1),
             )
@@ -149,6 +152,7 @@ def eps_rounds_to_zero(trace):
                 "protected.",
                 run.line,
                 "x.float() + 1e-8   # or an eps that float16 can hold, such as 1e-3",
+                at=beginning(run),
                 eps=tiny[0],
                 smallest_number=f.smallest_subnormal,
             )
@@ -224,6 +228,7 @@ def layer_norm_overflows(trace):
         "the variance is inf, and the row becomes zeros without any nan.",
         run.line,
         "F.layer_norm(x, x.shape[-1:])   # or x = x.float() before the mean",
+        at=beginning(run),
         op=run.op,
         largest_input=max((v.largest for v in run.tensors), default=0.0),
         limit=65504.0,
@@ -271,6 +276,7 @@ def mean_of_too_many(trace):
             f"A mean by hand over {terms} values sums them up in float16 first: {what}.",
             run.line,
             "x.mean()   # adds up in float32; or x.float().sum() / n",
+            at=beginning(run),
             terms=terms,
             **({"largest_term": run.tensors[0].largest} if run.op in _SUMS else {}),
             limit=65504.0,
@@ -294,6 +300,7 @@ def forward_overflow(trace):
                 f"{run.output.dtype}: the forward itself {how}, and no loss scale cures that.",
                 run.line,
                 "with autocast(enabled=False): ...x.float()...   # this op in float32; or scale its input down",
+                at=run.index,
                 largest_input=max((v.largest for v in run.inputs), default=0.0),
                 values=run.spoilt.count,
                 limit=format_of(run.output.dtype).max,

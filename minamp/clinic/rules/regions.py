@@ -8,7 +8,8 @@ from minamp.formats import float32, float64
 @rule
 def backward_in_autocast(trace):
     for call in trace.calls("backward", "grad"):
-        if call.region is not None:
+        # a Function that computes its forward again has its region from custom_bwd
+        if call.region is not None and not (call.within and call.within.inside("backward")):
             code = "scaler.scale(loss).backward()" if scale_of(call)[1] else "loss.backward()"
             return warning(
                 f"{call.name}() runs inside the autocast region. Every op's backward has its forward's format anyway; the region "

@@ -2,7 +2,7 @@
 
 import math
 
-from minamp.clinic.rules.base import error, rule, tail, warning
+from minamp.clinic.rules.base import beginning, error, rule, tail, warning
 from minamp.clinic.rules.overflow import summed_first
 from minamp.formats import float16, format_of
 
@@ -129,6 +129,7 @@ def softmax_in_half(trace):
         "and, in the textbook form, e**x overflows from x = 11.1 on.",
         run.line,
         f"{repair}   # or call it inside the autocast region",
+        at=beginning(run),
         op_runs=len(runs),
         largest_input=score,
         exp_overflows_above=11.0859375,
@@ -156,6 +157,7 @@ def log_of_softmax(trace):
                 f"The logarithm of a softmax: {what}. log_softmax never forms the probability.",
                 run.line,
                 "F.log_softmax(scores, dim=-1)   # or F.cross_entropy(scores, target)",
+                at=beginning(run),
                 largest_score=made.tensors[0].largest,
                 largest_logarithm=run.output.largest,
             )

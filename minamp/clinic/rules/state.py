@@ -1,6 +1,6 @@
 """State in half: weights, what an optimizer keeps, running statistics."""
 
-from minamp.clinic.rules.base import error, is_root, rule, second_moment, short
+from minamp.clinic.rules.base import counted, error, is_root, rule, second_moment, short, update_line
 from minamp.clinic.trace import state_shapes
 from minamp.formats import bfloat16, float16, format_of
 
@@ -16,15 +16,17 @@ MOMENTS = {
 @rule
 def half_parameters_with_scaler(trace):
     half = [p for p in trace.parameters.values() if p.dtype == float16 and not p.master]
-    held = [p for p in half if p.optimizer is not None]
+    held = [p for p in half if p.optimizers]
     refused = trace.fails_with("ValueError", "float16 gradients can't be unscaled")
     if refused or (trace.scaled and held):
+        half = held or half
+        are, their = ("are", "their gradients are") if len(half) > 1 else ("is", "its gradient is")
         return error(
-            f"{len(held or half)} parameters are float16 and the loss is scaled by a GradScaler: their gradients are float16 too "
-            "and can't be unscaled there without losing what scaling kept.",
-            f"{short(p.name for p in held or half)}: {trace.calls('scaler.scale')[0].line}",
+            f"{counted(len(half))} {are} float16 and the loss is scaled by a GradScaler: {their} float16 too and can't be "
+            "unscaled there without losing what scaling kept.",
+            f"{short(p.name for p in half)}: {trace.calls('scaler.scale')[0].line}",
             "model.float()   # and the forward under autocast; or optim.SGD(..., master_weights=True)",
-            half_parameters=len(held or half),
+            half_parameters=len(half),
         )
 
 
@@ -35,8 +37,10 @@ def updates_swamped(trace):
         for name, (moving, still) in call.facts.get("lost", {}).items():
             a, b = lost.get(name, (0, 0))
             lost[name], line, kind = (a + moving, b + still), call.line, call.facts["kind"]
-    if not line:  # by hand: the last op that read a gradient
-        line = next((r.line for r in reversed(trace.ops) if any(v.gradient for v in r.inputs)), "")
+    if not line and lost:  # by hand: the last op that read a gradient
+        made = update_line(trace)
+        line = next((r.line for r in reversed(trace.ops) if any(v.gradient for v in r.inputs)), made)
+    lost = {name: pair for name, pair in lost.items() if name not in trace.masters}
     moving, still = (sum(pair[i] for pair in lost.values()) for i in (0, 1))
     if moving and still > SWAMPED * moving:
         worst = max(lost, key=lambda n: lost[n][1] / lost[n][0])
@@ -59,7 +63,7 @@ def adam_in_half(trace):
             and run.output.half
             and not run.output.recorded
             and run.output.shape in shapes
-            and any(c.index < run.index and c.step == run.step for c in trace.calls("backward"))
+            and any(c.index < run.index and c.step == run.step for c in trace.calls("backward", "grad"))
         ):
             return _adam(run.line, run.output.dtype, run.tensors[0].largest)
         if run.op == "add" and run.output.dtype == float16 and second_moment(trace, run):

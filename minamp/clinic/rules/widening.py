@@ -11,6 +11,7 @@ def _goes_on_wide(trace, run):
     A mask before a softmax, or boxes before a loss, are float32 from there on anyway.
     """
     users = [r for r in trace.ops if r.index > run.index and any(v is run.output for v in r.inputs)]
+    users = [r for r in users if r.policy != "Function"]  # whose ops, inside, use it too
     if not users or any(r.policy not in (NOT_LISTED, LOWER_PRECISION) for r in users):
         return False
     products = [r for r in trace.ops if r.is_product and r.index > run.index]
