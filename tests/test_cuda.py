@@ -407,6 +407,20 @@ def test_a_gradient_lies_in_memory_as_its_leaf(gpu, where):
     assert w.grad.stride() == w.stride() == (36, 9, 3, 1)
 
 
+def test_a_training_is_watched(gpu):
+    """What an observer sees of a backward are the GPU's arrays."""
+    w = minamp.ones(3, device="cuda", dtype=float16, requires_grad=True)
+    with minamp.watch.first_bad_op() as bad, minamp.watch.gradient_histograms() as seen:
+        ((w * 3e4) * minamp.zeros(3, device="cuda").half()).sum().backward()
+        (w.exp() * 4e4).sum().backward()
+    assert bad.found.op == "mul" and bad.found.phase == "forward" and bad.found.result == "inf"
+    assert seen.weights.total == 6 and seen.activations.total > 0
+    with minamp.watch.first_bad_op() as bad:
+        (w * 3e4).backward(minamp.full((3,), 3.0, device="cuda").half())
+    assert (bad.found.op, bad.found.phase) == ("mul", "backward")
+    assert minamp.watch.tensor_stats(w._data).max_abs == 1.0
+
+
 def test_new_tensors_lie_where_the_old_one_does(gpu):
     x = minamp.ones(2, device="cuda", dtype=float16)
     for y in (x.new_zeros(3), x.new_ones((3,)), x.new_full((3,), 2.0), x.new_tensor([1.0])):

@@ -11,8 +11,8 @@ from minamp.tensor import Tensor
 
 
 def as_array(x):
-    """Tensor, array or number as a NumPy array on the CPU; half as float32, which holds the same values."""
-    x = backends.move(x._data, "cpu") if isinstance(x, Tensor) else np.asarray(x)
+    """Tensor, array (of a GPU, too) or number as a NumPy array on the CPU; half as float32, which holds the same values."""
+    x = backends.host(x._data if isinstance(x, Tensor) else backends.array(x))
     return widen(x) if is_floating(x.dtype) else x
 
 
@@ -41,7 +41,7 @@ def tensor_stats(x, dtype=None):
 
     x: Tensor or floating array of any shape; dtype: default its own. TypeError for a dtype that is no floating format.
     """
-    f = format_of((x if isinstance(x, Tensor) else np.asarray(x)).dtype if dtype is None else dtype)
+    f = format_of((x if isinstance(x, Tensor) else backends.array(x)).dtype if dtype is None else dtype)
     x = as_array(x)
     y = np.abs(cast(cast(x, f.dtype), float64))
     a = np.abs(x)
