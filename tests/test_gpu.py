@@ -209,7 +209,9 @@ def doubled(monkeypatch):
     def equal(base, arrays, copies):
         for a, b in zip(arrays, copies, strict=True):
             if device.holds(a):
-                np.testing.assert_array_equal(widen(a.get()), widen(b), err_msg=base)
+                # CUDA's pow of doubles is right to two units in the last place, and 1 - pow cancels 9 bits of 0.999**3
+                few = 1e-12 if base == "count_steps" and a.dtype == float64 else 0
+                np.testing.assert_allclose(widen(a.get()), widen(b), rtol=few, atol=0, err_msg=base)
         ran.append(base)
 
     monkeypatch.setattr(kernels, "launch", both)

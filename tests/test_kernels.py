@@ -192,6 +192,22 @@ def test_wmma_tiles(both, n, image, c, o, kernel, stride, padding, dilation, dty
     same_bits(np.ascontiguousarray(y[True]), np.ascontiguousarray(y[False]), "tensor-core kernel and columns")
 
 
+def test_wmma_copies_weights_that_start_anywhere(both, monkeypatch):
+    memory = dev(values(9 * 16 * 16 + 1, float16, 1))
+    x, y = dev(values((1, 6, 6, 16), float16)), dev(np.empty((1, 6, 6, 16), float16))
+    launch = kernels.launch
+
+    def see(base, kind, n, y, x, w, *args, **block):
+        assert w.data.ptr % 16 == 0
+        launch(base, kind, n, y, x, w, *args, **block)
+
+    monkeypatch.setattr(kernels, "launch", see)
+    for start in (0, 1):
+        w = memory[start : start + 9 * 16 * 16].reshape(9 * 16, 16)
+        kernels_wmma.conv2d_wmma(y, x, w, None, (3, 3), (1, 1), (1, 1), (1, 1))
+    assert w.data.ptr % 16
+
+
 def test_wmma_with_any_numbers(both):
     """Sums in float32 that round: the order of the double. nan and inf go where they belong."""
     for dtype in FLOATS[:2]:

@@ -123,5 +123,6 @@ def conv2d_wmma(y, x, w, bias, kernel, stride, padding, dilation):
     positions = n * size[0] * size[1]
     tiles = -(-positions // TILE) * -(-o // TILE)
     numbers = ints(positions, h, wide, c, o, *size, *kernel, *stride, *padding, *dilation)
+    w = w if w.data.ptr % 16 == 0 else w.copy()  # a view may start anywhere, and is read 16 bytes at once
     arrays = (y, x, w, optional(bias))
     kernels.launch("conv2d_wmma", C_TYPES[x.dtype], tiles * BLOCK, *arrays, *numbers, block=BLOCK)
