@@ -10,6 +10,7 @@ from test_cuda import CNN, mlp
 import minamp
 import minamp.nn.functional as F
 from minamp import GradScaler, autocast, bfloat16, float16, float32, nn, optim
+from minamp.backends import device
 from minamp.tensor import Tensor
 
 INF = float("inf")
@@ -143,6 +144,16 @@ def test_a_graph_sees_new_data_and_a_new_scale(gpu):
     plain.scaler.update(2.0**5), ours.scaler.update(2.0**5)
     plain.step(), g.replay()
     assert ours.holds() == plain.holds()
+
+
+def test_a_graph_keeps_the_tables_its_launches_read(gpu):
+    x = minamp.ones(1, 1, 6, 6, device="cuda")
+    F.avg_pool2d(x, 3)  # moves its windows to the GPU
+    g = minamp.cuda.CUDAGraph()
+    with minamp.cuda.graph(g):
+        F.avg_pool2d(x, 3)
+    tables = device.tables()
+    assert tables and all(any(t is held for held in g._tables) for t in tables)
 
 
 def test_what_cannot_be_captured_says_so(gpu):

@@ -177,3 +177,8 @@ def constant(array):
             _constants.clear()
         _constants[key] = to_device(array)
     return _constants[key]
+
+
+def tables():
+    """All arrays that `constant` keeps."""
+    return list(_constants.values())

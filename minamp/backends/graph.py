@@ -1,5 +1,6 @@
 """CUDA graphs: the launches of a step recorded once, then started again all together."""
 
+from minamp.backends import device
 from minamp.backends.device import gpu_status, xp
 
 
@@ -17,6 +18,7 @@ class CUDAGraph:
         self._graph = self._stream = None
         # Replays use the addresses of the capture, so what was allocated then comes from a pool that nobody else uses.
         self._pool = xp.cuda.MemoryPool()
+        self._tables = []
 
     def capture_begin(self, stream=None):
         """Record what is launched from here on, on a stream of its own (or `stream`), instead of running it."""
@@ -34,6 +36,7 @@ class CUDAGraph:
             raise RuntimeError("CUDAGraph: no capture has begun: call capture_begin() first")
         try:
             self._graph = self._stream.end_capture()
+            self._tables = device.tables()  # replays read them, whatever becomes of the cache
         finally:
             for context in reversed(self._inside):
                 context.__exit__(None, None, None)
