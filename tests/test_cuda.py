@@ -183,6 +183,7 @@ def test_the_gpu_that_computes_is_chosen(gpu):
     ):
         minamp.exp(x)
     assert gpu.count["kernel"] == before
+    assert x.cpu().tolist() == [1.0, 1.0] and x.to("cuda:0").device == "cuda:0", "but they can be moved"
     for name in (0, "cuda:0", "cuda"):
         minamp.cuda.set_device(name)
     assert minamp.cuda.current_device() == 0

@@ -18,7 +18,7 @@ def check(what, names, arrays, product):
         raise RuntimeError(
             f"{what}: tensors on different devices ({found}): move them to one, e.g. with x.to('cuda:0')"
         )
-    if (current := device.current()) not in places:
+    if what != "to_device" and (current := device.current()) not in places:
         place = places.pop()
         raise RuntimeError(
             f"{what}: tensors on cuda:{place}, and the GPU that computes is cuda:{current}: "
