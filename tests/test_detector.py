@@ -300,6 +300,11 @@ def trained(data):
     return functools.cache(lambda name: story.train(story.VARIANTS[name], data, 3))
 
 
+def test_a_run_may_end_in_its_first_step():
+    run = story.Run("float16", error="OutOfMemoryError at step 1: conv2d: out of memory")
+    assert detector_act.row(run)[2:6] == ("OutOfMemoryError at step 1", "-", "-", "-")
+
+
 @pytest.mark.parametrize("name", story.VARIANTS)
 def test_every_variant_has_an_outcome(name, trained):
     run = trained(name)

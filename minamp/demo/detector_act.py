@@ -64,7 +64,7 @@ def outcome(run):
 def row(run):
     """The run's line of the table, as texts in the order of COLUMNS."""
     skipped = scale = "-"
-    if VARIANTS[run.name].scaler is not None:
+    if VARIANTS[run.name].scaler is not None and run.scales:  # an error in the first step leaves none
         skipped = f"{len(run.skips)} of {len(run.losses)}"
         scale = f"{run.scales[-1]:,.0f}" if run.scales[-1] >= 1 else f"{run.scales[-1]:.0e}"
     mean_ap = "-" if run.mean_ap is None else f"{run.mean_ap:.3f}"
