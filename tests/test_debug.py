@@ -1,5 +1,6 @@
 """Named errors on the GPU: arguments on different devices before any kernel runs, failed kernels at their own op."""
 
+import contextlib
 import warnings
 
 import faults
@@ -214,6 +215,53 @@ def test_every_op_is_waited_for(gpu):
     assert waits() == 5
     minamp.debug(sync=False)
     assert waits() == 0 and switch is not None
+
+
+def on_gpu(values):
+    return minamp.tensor(values).to("cuda")
+
+
+@pytest.mark.parametrize(
+    "call, kind, text",
+    [
+        (
+            lambda: F.embedding(on_gpu([0, 7]), minamp.ones(5, 2).to("cuda")),
+            IndexError,
+            "embedding: id 7 is out",
+        ),
+        (
+            lambda: minamp.ones(3, 2).to("cuda").gather(1, on_gpu([[2]])),
+            RuntimeError,
+            "gather: index 2 is out",
+        ),
+        (
+            lambda: F.nll_loss(minamp.ones(1, 3).to("cuda"), on_gpu([3])),
+            IndexError,
+            "nll_loss: class id 3 is not",
+        ),
+        (lambda: F.one_hot(on_gpu([3]), 3), RuntimeError, "one_hot: id 3 does not fit num_classes 3"),
+        (
+            lambda: F.binary_cross_entropy(on_gpu([2.0]), on_gpu([1.0])),
+            RuntimeError,
+            r"input must lie in \[0, 1\]",
+        ),
+        (
+            lambda: minamp.ones(2, dtype=float16).to("cuda").masked_fill(on_gpu([True, False]), on_gpu(1e6)),
+            RuntimeError,
+            "masked_fill: value 1000000.0 can't be held by float16",
+        ),
+        (lambda: on_gpu([2]) ** on_gpu([-1]), RuntimeError, "pow: int64 to the power -1 is no whole number"),
+    ],
+    ids="embedding gather nll_loss one_hot binary_cross_entropy masked_fill pow".split(),
+)
+def test_with_debug_values_are_checked_as_on_the_cpu(gpu, call, kind, text):
+    """Elsewhere that would wait for the GPU in every step; an id outside the table is then read modulo its size, or worse."""
+    with minamp.debug(sync=True), pytest.raises(kind, match=text):
+        call()
+    gpu.count.clear()
+    with contextlib.suppress(IndexError, RuntimeError):  # the stand-in's own, NumPy's; a GPU has none
+        call()
+    assert gpu.count["get"] == 0
 
 
 def test_debug_changes_no_number(gpu):

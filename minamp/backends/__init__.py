@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 
-from minamp.backends import cpu, device
+from minamp.backends import cpu, device, errors
 from minamp.backends.device import gpu_status
 from minamp.backends.errors import explain, guard
 from minamp.backends.ongrid import OnGrid
@@ -31,6 +31,11 @@ def array(data):
 def host(array):
     """`array` as a NumPy array; from a GPU a copy, which waits for the device."""
     return array if type(array) is np.ndarray or not device.holds(array) else device.to_host(array)
+
+
+def checkable(array):
+    """`array` on the CPU, for a check of its values; None where that would wait for a GPU, unless debug(sync=True) wants it."""
+    return host(array) if of(array) is cpu or errors.checking else None
 
 
 def widen(a):

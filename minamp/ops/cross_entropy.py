@@ -89,15 +89,13 @@ class binary_cross_entropy:
         return (input, target, weight), {"reduction": reduction}
 
     def forward(m, x, target, weight, *, reduction):
-        if m.name == "cpu":  # on a GPU the check would wait for the device
-            if not ((x >= 0) & (x <= 1)).all():
-                raise RuntimeError(
-                    "binary_cross_entropy: input must lie in [0, 1]: apply sigmoid, or use binary_cross_entropy_with_logits"
-                )
-            if not ((target >= 0) & (target <= 1)).all():
-                raise RuntimeError(
-                    "binary_cross_entropy: target must lie in [0, 1]: give the probability of the positive class"
-                )
+        for name, array, repair in (
+            ("input", x, "apply sigmoid, or use binary_cross_entropy_with_logits"),
+            ("target", target, "give the probability of the positive class"),
+        ):
+            seen = backends.checkable(array)
+            if seen is not None and not ((seen >= 0) & (seen <= 1)).all():
+                raise RuntimeError(f"binary_cross_entropy: {name} must lie in [0, 1]: {repair}")
         losses = -(target * m.maximum(m.log(x), -100.0) + (1.0 - target) * m.maximum(m.log1p(-x), -100.0))
         return reduced(m, losses if weight is None else losses * weight, reduction)
 
@@ -154,8 +152,9 @@ class nll_loss:
         classes = input.shape[dim]
         ids = target._data
         kept = ids != ignore_index
-        if backends.of(ids).name == "cpu":  # on a GPU the check would wait for the device
-            wrong = ids[kept & ((ids < 0) | (ids >= classes))]
+        seen = backends.checkable(ids)
+        if seen is not None:
+            wrong = seen[(seen != ignore_index) & ((seen < 0) | (seen >= classes))]
             if wrong.size:
                 raise IndexError(
                     f"nll_loss: class id {wrong[0]} is not in [0, {classes}): the input has {classes} classes"

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from minamp import backends
 from minamp.op import FP32, NOT_LISTED, op
 from minamp.promotion import is_float
 
@@ -13,9 +14,10 @@ class pow:
     """input ** exponent; float32 under autocast, since squares leave half's range at 256."""
 
     def forward(m, a, exponent):
-        if not (is_float(a) or is_float(exponent)) and (isinstance(exponent, int) or m.name == "cpu"):
-            if np.any(np.less(exponent, 0)):  # on a GPU the check of a tensor would wait for the device
-                found = f"{getattr(a, 'dtype', 'int')} to the power {np.min(exponent)}"
+        if not (is_float(a) or is_float(exponent)):
+            seen = backends.checkable(exponent)
+            if seen is not None and np.any(np.less(seen, 0)):
+                found = f"{getattr(a, 'dtype', 'int')} to the power {np.min(seen)}"
                 raise RuntimeError(f"pow: {found} is no whole number: use x.float()")
         if type(exponent) is int and a.dtype.kind == "b":
             a = a.astype(np.int64)  # NumPy would count in int8

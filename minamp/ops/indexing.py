@@ -32,9 +32,9 @@ def integers(name, x, index):
 def check_range(name, at, dim, shape, error=RuntimeError):
     """Raise `error` for a place in `at` that dimension `dim` of `shape` has not."""
     size = shape[dim] if shape else 1
-    # on a GPU the check would wait for the device
-    if backends.of(at).name == "cpu" and at.size and not (0 <= at.min() and at.max() < size):
-        bad = at.min() if at.min() < 0 else at.max()
+    seen = backends.checkable(at)
+    if seen is not None and seen.size and not (0 <= seen.min() and seen.max() < size):
+        bad = seen.min() if seen.min() < 0 else seen.max()
         raise error(
             f"{name}: index {bad} is out of bounds for dimension {dim} of {shape}: give 0 to {size - 1}"
         )
@@ -165,7 +165,7 @@ class masked_fill:
             raise RuntimeError(
                 f"masked_fill: value must be a number or a 0-dim tensor, this one has shape {value.shape}: use minamp.where"
             )
-        if value.device == "cpu":  # on a GPU the check would wait for the device
+        if backends.checkable(value._data) is not None:
             number_in("masked_fill", value.item(), input.dtype)
         return (input, mask, value.to(input.dtype)), {}
 
@@ -207,9 +207,9 @@ class embedding:
         if weight.ndim != 2:
             raise RuntimeError(f"embedding: weight must be (num, dim), this one has shape {weight.shape}")
         num = weight.shape[0]
-        # on a GPU the check would wait for the device
-        if backends.of(ids).name == "cpu" and ids.size and not (0 <= ids.min() and ids.max() < num):
-            bad = ids.min() if ids.min() < 0 else ids.max()
+        seen = backends.checkable(ids)
+        if seen is not None and seen.size and not (0 <= seen.min() and seen.max() < num):
+            bad = seen.min() if seen.min() < 0 else seen.max()
             raise IndexError(
                 f"embedding: id {bad} is out of range for a table of {num} rows: give 0 to {num - 1}"
             )
@@ -233,12 +233,12 @@ def one_hot(input, num_classes=-1):
         raise RuntimeError(f"one_hot: class ids must be int64, these are {ids.dtype}: use input.long()")
     if not ids.size and num_classes <= 0:
         raise RuntimeError("one_hot: no ids to infer the number of classes from: give num_classes")
-    on_cpu = backends.of(ids).name == "cpu"  # on a GPU the checks would wait for the device
-    if on_cpu and ids.size and ids.min() < 0:
-        raise RuntimeError(f"one_hot: class ids must not be negative, found {ids.min()}")
+    seen = backends.checkable(ids)
+    if seen is not None and seen.size and seen.min() < 0:
+        raise RuntimeError(f"one_hot: class ids must not be negative, found {seen.min()}")
     num_classes = int(backends.of(ids).amax(ids)) + 1 if num_classes == -1 else num_classes
-    if on_cpu and ids.size and ids.max() >= num_classes:
+    if seen is not None and seen.size and seen.max() >= num_classes:
         raise RuntimeError(
-            f"one_hot: id {ids.max()} does not fit num_classes {num_classes}: give {ids.max() + 1} or more"
+            f"one_hot: id {seen.max()} does not fit num_classes {num_classes}: give {seen.max() + 1} or more"
         )
     return Tensor((ids[..., None] == backends.of(ids).arange(num_classes)).astype(np.int64))
