@@ -44,6 +44,11 @@ def starred_name(code):
     return code.co_varnames[named] if code.co_flags & 0x04 else None
 
 
+def number(value):
+    """A factor such as alpha, which may come as a tensor of one element, as a number."""
+    return value.item() if isinstance(value, Tensor) else value
+
+
 def check_number(owner, name, value):
     """TypeError for an option that has to be a number: "1e-3" from a settings file is none."""
     if not isinstance(value, (int, float, np.number, Tensor)):

@@ -7,6 +7,7 @@ from minamp.announce import announced
 from minamp.create import zeros
 from minamp.formats import is_floating, is_half
 from minamp.op import Op
+from minamp.ops.shape import expands, sum_to
 from minamp.record import FREED, Node, grad_mode, no_grad, observers, set_grad_enabled
 from minamp.tensor import Tensor
 
@@ -16,7 +17,7 @@ class Context:
 
     def __init__(self, needs_input_grad):
         self.needs_input_grad = needs_input_grad
-        self._saved, self._undifferentiable, self._materialize = (), (), True
+        self._saved, self._undifferentiable, self._dirty, self._materialize = (), (), (), True
 
     def save_for_backward(self, *tensors):
         """Keep input or output tensors (or None); read them back from saved_tensors. TypeError for anything else."""
@@ -46,7 +47,8 @@ class Context:
         self._undifferentiable = tensors
 
     def mark_dirty(self, *tensors):
-        """Accepted as in torch: inputs written in place are noticed through their version."""
+        """These inputs were written in place and are among the outputs: their history becomes that of the outputs."""
+        self._dirty = tensors
 
     def set_materialize_grads(self, value):
         """False: an output without gradient gives backward None instead of zeros."""
@@ -76,7 +78,7 @@ class Function:
         """Run forward and record it."""
         tensors = [a if isinstance(a, Tensor) else None for a in args]
         record = grad_mode.enabled and any(t is not None and t.requires_grad for t in tensors)
-        ctx = Context(tuple(record and t is not None and t.requires_grad for t in tensors))
+        ctx = Context(tuple(t is not None and t.requires_grad for t in tensors))
         with no_grad():
             result = cls.forward(ctx, *args, **kwargs)
         several = isinstance(result, tuple)
@@ -86,7 +88,8 @@ class Function:
                 f"{cls.__name__}.forward returned no Tensor but {type(result).__name__}: "
                 "return a Tensor, or a tuple of Tensors"
             )
-        given = (*args, *kwargs.values())
+        _check_dirty(cls.__name__, ctx._dirty, outputs)
+        given = [a for a in (*args, *kwargs.values()) if not any(a is d for d in ctx._dirty)]
         outputs = [y.detach() if isinstance(y, Tensor) and any(y is a for a in given) else y for y in outputs]
         if record:
             edges = tuple(t._node if t is not None else None for t in tensors)
@@ -104,6 +107,19 @@ class Function:
         return tuple(outputs) if several else outputs[0]
 
 
+def _check_dirty(name, dirty, outputs):
+    """RuntimeError for tensors marked dirty whose history can't become that of an output."""
+    for x in dirty:
+        if not any(x is y for y in outputs):
+            raise RuntimeError(
+                f"{name}.forward: an input marked dirty is not returned: return it as an output"
+            )
+        if grad_mode.enabled and (x._origin is not None or x.is_leaf and x.requires_grad):
+            raise RuntimeError(
+                f"{name}.forward: wrote in place to {'a view' if x._origin else 'a leaf that requires grad'}: give it x.clone()"
+            )
+
+
 class _Output:
     """The op of one output of a Function: passes its gradient on under its number."""
 
@@ -112,7 +128,7 @@ class _Output:
     def __init__(self, name, i):
         self.name, self.i = name, i
 
-    def pull(self, node, g, create_graph):
+    def pull(self, node, g, create_graph, only=None):
         yield node.edges[0], _Gradients({self.i: g}), False
 
     def free(self, node):
@@ -144,7 +160,7 @@ class Applied:
         rest = "".join(p.name for p in parameters if p.kind is p.VAR_POSITIONAL)
         return [*named, *(f"{rest}[{i}]" for i in range(len(args) - len(named)))][: len(args)]
 
-    def pull(self, node, gradients, create_graph):
+    def pull(self, node, gradients, create_graph, only=None):
         grads = []
         for i, made in enumerate(self.outputs):
             g = gradients.get(i)
@@ -172,18 +188,22 @@ class Applied:
                     "argument of forward, several as a tuple"
                 )
         for i, (edge, meta, gx) in enumerate(zip(node.edges, node.metas, answers, strict=False)):
-            if edge is None or gx is None:
+            if meta is None and gx is not None:
+                raise RuntimeError(
+                    f"{self.name}.backward returned a gradient for argument {i} of forward, which was no Tensor: return None there"
+                )
+            if edge is None or gx is None or only is not None and edge not in only:
                 continue
             shape, dtype = meta
             if gx.shape != shape:
-                gx = gx.expand(shape) if gx.numel() == 1 else _refuse(self.name, gx.shape, shape)
+                gx = sum_to(gx, shape) if expands(shape, gx.shape) else _refuse(self.name, gx.shape, shape)
             gx = gx.to(dtype) if create_graph else _on_grid(gx, dtype)
             for observe in observers:
                 observe("backward", self, (tuple(grads), node, i), gx)
             yield edge, gx, False
 
     def free(self, node):
-        self.ctx._saved = FREED if self.ctx._saved else ()
+        self.ctx._saved = FREED
 
 
 def _on_grid(g, dtype):

@@ -45,8 +45,11 @@ def without_idle_ellipsis(key, ndim):
     return tuple(k for k in key if k is not ...) if read == ndim else key
 
 
-def as_vector(key, x, value):
-    """`value` for x[key]: of one dimension where key is a mask of all of x and the others are 1, the only values NumPy takes."""
+def as_taken(key, x, value):
+    """`value` for x[key], less the dimensions of size 1 that NumPy minds: where key names one element or masks all of x."""
+    ints = key if isinstance(key, tuple) else (key,)
+    if value.ndim and value.numel() == 1 and len(ints) == x.ndim and all(type(k) is int for k in ints):
+        return value.reshape(())
     mask = key[0] if isinstance(key, tuple) and len(key) == 1 else key
     if value.ndim > 1 and getattr(mask, "dtype", None) == np.bool_ and mask.ndim == x.ndim:
         return value.reshape(-1) if value.numel() == value.shape[-1] else value

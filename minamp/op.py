@@ -218,6 +218,8 @@ class Op:
             )
         if strange:
             refuse_strangers(self.name, self._names(args), args, on_gpu=m is not cpu)
+            # NumPy's numbers are numbers, as in PyTorch: they have no say in the dtype
+            arrays = [a.item() if isinstance(a, np.generic) else a for a in arrays]
         if home is not np.ndarray and m is not cpu:
             product = self.stored and self.policy == LOWER_PRECISION
             m.check(self.name, self._names(args), arrays, product)
@@ -313,6 +315,7 @@ class Op:
             or len({t.dtype for t in floats}) <= 1 < len(tensors)
             and floats
             and self.mixed == "error"
+            and self.policy != LOWER_PRECISION  # a product takes no masks and indices
         ):
             return (floats or tensors)[0].dtype
         if self.mixed == "error":
@@ -383,16 +386,18 @@ class Op:
         for name, (_, needed) in reversed(self.shared.items()):
             if name in names:
                 names.update(needed)
-        if self.variadic:
-            return list(range(n)) if self.params[0] in names else [], "y" in names
+        if self.variadic:  # the gradient of one argument is made of the others
+            kept = [i for i in range(n) if mask != 1 << i] if self.params[0] in names else []
+            return kept, "y" in names
         plan = self._plans[mask] = [i for i, p in enumerate(self.params[:n]) if p in names], "y" in names
         return plan
 
     # -- backward: widen, compute, undo the broadcast, round
 
-    def pull(self, node, g, create_graph):
+    def pull(self, node, g, create_graph, only=None):
         """Yield (edge, gradient, new) for every argument of `node` that wants one, given the gradient `g` of its output.
 
+        only: a set of edges; no others are given one.
         new: nobody else holds the array. It may then be rounded where it lies, and a leaf may keep it.
         """
         if node.saved is FREED:
@@ -428,7 +433,7 @@ class Op:
         m = OPS_NAMESPACE if create_graph else home
         moves = self.moves(node.attrs) if callable(self.moves) else self.moves
         for i, edge in enumerate(node.edges):
-            if edge is None:
+            if edge is None or only is not None and edge not in only:
                 continue
             shape, dtype = node.metas[i]
             vjp, names = self.vjps[0 if self.variadic else i]

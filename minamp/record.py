@@ -193,11 +193,12 @@ def run_backward(roots, gradients, retain_graph=False, create_graph=False, wante
     Gradients travel as float32 (float64) arrays whose values lie on the grid of the tensor they belong to; with
     create_graph they travel as Tensors. A tensor used several times gets the float32 sum of its gradients, rounded
     once when it is passed on; through a cast the sum goes unrounded. With `wanted` (a list of Nodes), their gradients are
-    returned in order (None where the record does not lead) and no .grad is touched.
+    returned in order (None where the record does not lead) and no .grad is touched; the walk keeps to the ways that lead there.
     """
     pending, heap = {}, []
     arrived = []  # (function, argument) that keep a leaf's gradient: called at the end, so that a failure changes no .grad
     captured = dict.fromkeys(wanted or ())
+    on_the_way = None if wanted is None else _leading_to(wanted, roots)
     told = reducers if wanted is None else ()
     for reducer in told:
         reducer.begin(create_graph)
@@ -223,7 +224,8 @@ def run_backward(roots, gradients, retain_graph=False, create_graph=False, wante
             ready.append(node)
 
     for node, g in zip(roots, gradients, strict=True):
-        give(node, g)
+        if on_the_way is None or node in on_the_way:
+            give(node, g)
     while heap:
         node = ready.pop() if ready else heapq.heappop(heap)
         if node not in pending:
@@ -240,25 +242,43 @@ def run_backward(roots, gradients, retain_graph=False, create_graph=False, wante
                 captured[node], new = g, False
             if node.op is None:
                 leaf = node.leaf
-                if wanted is None and leaf is not None:
+                # a leaf that wants no gradient any more (requires_grad_(False)) is given none
+                if wanted is None and leaf is not None and leaf._node is not None:
                     keep, gradient = leaf._to_keep(g, new, whole=bool(told))
                     arrived.append((keep, gradient))
                     for reducer in told:
                         reducer.arrived(leaf, gradient)
                 continue
+            if on_the_way is not None and on_the_way.isdisjoint(node.edges):
+                continue  # wanted for itself
             passed_on = new and len(node.edges) == 1
-            for edge, gx, made in node.op.pull(node, g, create_graph):
+            for edge, gx, made in node.op.pull(node, g, create_graph, on_the_way):
                 give(edge, gx, made or gx is g and passed_on)
         except (MemoryError, RuntimeError) as error:
             backends.explain(error, described(node))
             raise
-        if not (retain_graph or create_graph):
+        if not retain_graph:
             node.op.free(node)  # frees as it goes
     for reducer in told:
         arrived += [(leaf._keep_gradient, total) for leaf, total in reducer.finish()]
     for keep, gradient in arrived:
         keep(gradient)
     return [captured[node] for node in wanted or ()]
+
+
+def _leading_to(wanted, roots):
+    """The Nodes in `wanted`, and those under `roots` from which the record leads to one of them."""
+    seen, todo = set(roots), list(roots)
+    for node in todo:
+        for edge in node.edges:
+            if edge is not None and edge not in seen:
+                seen.add(edge)
+                todo.append(edge)
+    leading = set(wanted)
+    for node in sorted(todo, reverse=True):  # first what was made first
+        if not leading.isdisjoint(node.edges):
+            leading.add(node)
+    return leading
 
 
 def _leaf_uses(roots):

@@ -250,13 +250,14 @@ class Tensor(Methods, Writes):
     # -- backward
 
     @announced("backward")
-    def backward(self, gradient=None, retain_graph=False, create_graph=False):
+    def backward(self, gradient=None, retain_graph=None, create_graph=False):
         """Add d(self)/d(leaf) into the .grad of every leaf this was made from.
 
         gradient: Tensor of this shape, needed unless this has one element. RuntimeError for a tensor without history, a
         non-scalar without gradient, a gradient of another shape, or a record that an earlier backward has freed.
         """
-        run_backward([self._history()], [self._seed(gradient, create_graph)], retain_graph, create_graph)
+        retain = create_graph if retain_graph is None else retain_graph
+        run_backward([self._history()], [self._seed(gradient, create_graph)], retain, create_graph)
 
     def _history(self):
         if not self.requires_grad:
@@ -385,6 +386,9 @@ class Tensor(Methods, Writes):
         return out
 
     def detach_(self):
+        """Forget the history. RuntimeError for a view, whose history is that of the tensor it was taken from."""
+        if self._origin is not None:
+            raise RuntimeError("detach_: a view can't be detached in place: use x.detach()")
         self._node = None
         return self
 

@@ -10,7 +10,7 @@ from minamp import backends, views
 from minamp.devices import same_device
 from minamp.draw import normal, uniform
 from minamp.formats import cast, is_floating
-from minamp.keys import as_vector, ints_first, picks, plain_key, without_idle_ellipsis
+from minamp.keys import as_taken, ints_first, picks, plain_key, without_idle_ellipsis
 from minamp.methods import OPS, Methods
 from minamp.numbers import check_fits, numbers
 from minamp.record import grad_mode
@@ -55,7 +55,9 @@ class Writes:
             self._node = result._node
 
     def _check_writeable(self, name):
-        if not getattr(self._data.flags, "writeable", True):
+        data = self._data
+        shared = any(n > 1 and not step for n, step in zip(data.shape, data.strides, strict=True))
+        if shared and data.size or not getattr(data.flags, "writeable", True):
             raise RuntimeError(
                 f"{name}: several elements of this tensor share one place in memory (expand): write to x.clone()"
             )
@@ -117,7 +119,7 @@ class Writes:
             raise RuntimeError(
                 f"x[index] = value: value is {value.dtype}, x {self.dtype}: cast it with value.to(x.dtype)"
             )
-        value = as_vector(key, self, value.to(self.dtype))
+        value = as_taken(key, self, value.to(self.dtype))
         if steps := ints_first(key):
             key, rest = steps
             part = self[key].clone()
@@ -127,5 +129,10 @@ class Writes:
             self._put(key, value, "x[key] = value")
             return
         self._check_writeable("x[key] = value")
-        backends.of(self._data).assign(self._data, key, value._data)
+        try:
+            backends.of(self._data).assign(self._data, key, value._data)
+        except ValueError as error:
+            raise RuntimeError(
+                f"x[key] = value: value of shape {value.shape} doesn't fit x of shape {self.shape} there: {error}"
+            ) from None
         self._version[0] += 1

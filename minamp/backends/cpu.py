@@ -6,6 +6,7 @@ float32 (or float64) accumulator, and rounding to half is the caller's one step 
 """
 
 import ctypes
+import math
 import sys
 
 import numpy as np
@@ -197,6 +198,8 @@ def sum_to(x, shape):
 
 
 def expand(x, shape):
+    if x.size == math.prod(shape):  # repeats nothing, so it may be written to: what NumPy broadcasts may not
+        return np.reshape(x, shape)
     return np.broadcast_to(x, shape)
 
 

@@ -13,7 +13,7 @@ def _counted(x):
 
 def cumsum(x, dim):
     x = _counted(x)
-    return xp.cumsum(x, axis=dim) if x.ndim else x
+    return xp.cumsum(x, axis=dim) if x.ndim else x.copy()
 
 
 def prod(x, dim, keepdim=False):
@@ -22,7 +22,7 @@ def prod(x, dim, keepdim=False):
 
 def cumprod(x, dim):
     x = _counted(x)
-    return xp.cumprod(x, axis=dim) if x.ndim else x
+    return xp.cumprod(x, axis=dim) if x.ndim else x.copy()
 
 
 def recurrence(a, b, dim):

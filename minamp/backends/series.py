@@ -12,7 +12,7 @@ def _counted(x):
 
 def cumsum(x, dim):
     x = _counted(x)
-    return np.cumsum(x, axis=dim) if x.ndim else x
+    return np.cumsum(x, axis=dim) if x.ndim else x.copy()
 
 
 def prod(x, dim, keepdim=False):
@@ -21,7 +21,7 @@ def prod(x, dim, keepdim=False):
 
 def cumprod(x, dim):
     x = _counted(x)
-    return np.cumprod(x, axis=dim) if x.ndim else x
+    return np.cumprod(x, axis=dim) if x.ndim else x.copy()
 
 
 def recurrence(a, b, dim):

@@ -1,6 +1,6 @@
 """Elementwise ops: a table of derivatives."""
 
-from minamp.arguments import no_tensor
+from minamp.arguments import no_tensor, number
 from minamp.numbers import check_fits
 from minamp.op import NOT_LISTED, PROMOTE, op
 from minamp.promotion import is_float
@@ -9,10 +9,12 @@ from minamp.tensor import Tensor
 # ---------------------------------------------------------------------------------------------------------------- arithmetic
 
 
-def _check_alpha(name, alpha, *args):
-    """RuntimeError for a float alpha where everything else is an integer: the sum would lose what it adds."""
+def _alpha(name, alpha, *args):
+    """alpha as a number. RuntimeError for a float where everything else is an integer: the sum would lose what it adds."""
+    alpha = number(alpha)
     if isinstance(alpha, float) and not any(map(is_float, args)):
         raise RuntimeError(f"{name}: alpha is {alpha}, but the tensors hold integers: use x.float()")
+    return alpha
 
 
 @op(policy=NOT_LISTED, mixed="promote")
@@ -20,8 +22,8 @@ class add:
     """a + alpha * b, rounded once. RuntimeError for a float alpha with integers only."""
 
     def call(a, b, *, alpha=1):
-        if alpha != 1:
-            _check_alpha("add", alpha, a, b)
+        if type(alpha) is not int or alpha != 1:
+            alpha = _alpha("add", alpha, a, b)
         return (a, b), {"alpha": alpha}
 
     def forward(m, a, b, *, alpha):
@@ -42,8 +44,8 @@ class sub:
         for x in (a, b):
             if x is True or x is False or isinstance(x, Tensor) and x._data.dtype.kind == "b":
                 raise RuntimeError("sub: bools can't be subtracted: use ~mask to invert one, or mask.float()")
-        if alpha != 1:
-            _check_alpha("sub", alpha, a, b)
+        if type(alpha) is not int or alpha != 1:
+            alpha = _alpha("sub", alpha, a, b)
         return (a, b), {"alpha": alpha}
 
     def forward(m, a, b, *, alpha):
@@ -80,8 +82,8 @@ class div:
     def vjp_a(m, g, b):
         return g / b
 
-    def vjp_b(m, g, b, y):
-        return -(g * y / b)
+    def vjp_b(m, g, a, b):  # not y, which is then free to be written: q = x / scale; q += bias
+        return -(g * (a / b) / b)
 
 
 @op(policy=PROMOTE, mixed="promote")
@@ -89,7 +91,7 @@ class addcmul:
     """input + value * tensor1 * tensor2, rounded once. Shapes broadcast."""
 
     def call(input, tensor1, tensor2, *, value=1):
-        return (input, tensor1, tensor2), {"value": value}
+        return (input, tensor1, tensor2), {"value": number(value)}
 
     def forward(m, input, tensor1, tensor2, *, value):
         return input + value * (tensor1 * tensor2)
@@ -113,7 +115,7 @@ class addcdiv:
             raise RuntimeError(
                 f"addcdiv: {tensor1.dtype} / {tensor2.dtype} has no quotient in its own dtype: use tensor1.float()"
             )
-        return (input, tensor1, tensor2), {"value": value}
+        return (input, tensor1, tensor2), {"value": number(value)}
 
     def forward(m, input, tensor1, tensor2, *, value):
         return input + value * (tensor1 / tensor2)

@@ -9,7 +9,7 @@ from minamp import backends
 from minamp.arguments import no_tensor
 from minamp.devices import same_device
 from minamp.formats import is_floating
-from minamp.keys import as_vector, ints_first, plain_key, without_idle_ellipsis
+from minamp.keys import as_taken, ints_first, plain_key, without_idle_ellipsis
 from minamp.numbers import check_fits
 from minamp.op import NOT_LISTED, PROMOTE, composite, op
 from minamp.ops.shape import dim_of
@@ -98,7 +98,7 @@ class index_put:
                 f"index_put: values are {values.dtype}, input {input.dtype}: cast them with values.to(input.dtype)"
             )
         key = plain_key(tuple(indices), input)
-        return (input, as_vector(key, input, values)), {"key": key, "accumulate": accumulate}
+        return (input, as_taken(key, input, values)), {"key": key, "accumulate": accumulate}
 
     def forward(m, x, values, *, key, accumulate):
         return m.index_put(x, key, values, accumulate)

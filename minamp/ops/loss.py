@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from minamp.op import FP32, op
+from minamp.ops.shape import expand
 from minamp.warn import warn
 
 # --------------------------------------------------------------------------------------------------------------- reductions
@@ -46,9 +47,16 @@ def each(g, like, reduction):
 # -------------------------------------------------------------------------------------------------------- of two like tensors
 
 
-def _pair(name, input, target, reduction, allowed=REDUCTIONS, **attrs):
-    check_reduction(name, reduction, allowed)
+def _pair(name, input, target, reduction, **attrs):
+    check_reduction(name, reduction)
     _check_shapes(name, input, target)
+    if input.shape != target.shape:  # before dtypes meet, as in PyTorch: a 0-dim target counts like any other
+        try:
+            shape = np.broadcast_shapes(input.shape, target.shape)
+        except ValueError:
+            pass  # the op itself says so
+        else:
+            input, target = expand(input, shape), expand(target, shape)
     return (input, target), {"reduction": reduction, **attrs}
 
 
@@ -165,9 +173,9 @@ class kl_div:
                 "kl_div: reduction='mean' divides by the number of entries, not by the batch size: "
                 "use 'batchmean' for the divergence"
             )
-        return _pair(
-            "kl_div", input, target, reduction, ("mean", "batchmean", "sum", "none"), log_target=log_target
-        )
+        check_reduction("kl_div", reduction, ("mean", "batchmean", "sum", "none"))
+        _check_shapes("kl_div", input, target)
+        return (input, target), {"reduction": reduction, "log_target": log_target}
 
     def forward(m, x, target, *, reduction, log_target):
         if log_target:

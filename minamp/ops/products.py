@@ -1,5 +1,6 @@
 """Products of fixed shapes under torch's names: mm, bmm, mv, dot, outer, and those that add, addmm, baddbmm, addmv."""
 
+from minamp.arguments import number
 from minamp.op import LOWER_PRECISION, NOT_LISTED, PROMOTE, op
 from minamp.ops.shape import expands
 
@@ -201,7 +202,7 @@ class addmm:
     def call(input, mat1, mat2, *, beta=1, alpha=1):
         _check_mm("addmm", mat1, mat2, ("mat1", "mat2"))
         _check_added("addmm", input, (mat1.shape[0], mat2.shape[1]))
-        return (input, mat1, mat2), {"beta": beta, "alpha": alpha}
+        return (input, mat1, mat2), {"beta": number(beta), "alpha": number(alpha)}
 
     def forward(m, input, mat1, mat2, *, beta, alpha):
         return _added(m, input, m.matmul_wide(mat1, mat2), beta, alpha)
@@ -223,7 +224,7 @@ class baddbmm:
     def call(input, batch1, batch2, *, beta=1, alpha=1):
         _check_bmm("baddbmm", batch1, batch2, ("batch1", "batch2"))
         _check_added("baddbmm", input, (*batch1.shape[:2], batch2.shape[2]))
-        return (input, batch1, batch2), {"beta": beta, "alpha": alpha}
+        return (input, batch1, batch2), {"beta": number(beta), "alpha": number(alpha)}
 
     def forward(m, input, batch1, batch2, *, beta, alpha):
         return _added(m, input, m.matmul_wide(batch1, batch2), beta, alpha)
@@ -245,7 +246,7 @@ class addmv:
     def call(input, mat, vec, *, beta=1, alpha=1):
         _check_mv("addmv", mat, vec)
         _check_added("addmv", input, mat.shape[:1])
-        return (input, mat, vec), {"beta": beta, "alpha": alpha}
+        return (input, mat, vec), {"beta": number(beta), "alpha": number(alpha)}
 
     def forward(m, input, mat, vec, *, beta, alpha):
         return _added(m, input, m.matmul(mat, vec), beta, alpha)

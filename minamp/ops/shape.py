@@ -211,7 +211,10 @@ def repeat(x, *repeats):
     # (2, 3) becomes (1, 2, 1, 3), then (r, 2, s, 3): its gradient is one sum
     x = reshape(x, tuple(n for size in shape for n in (1, size)))
     x = expand(x, tuple(n for pair in zip(sizes, shape, strict=True) for n in pair))
-    return reshape(x, tuple(r * n for r, n in zip(sizes, shape, strict=True)))
+    out = reshape(x, tuple(r * n for r, n in zip(sizes, shape, strict=True)))
+    return (
+        out.clone() if out._is_view else out
+    )  # one value repeated, or nothing, needs no copy to be reshaped
 
 
 @composite
