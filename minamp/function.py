@@ -89,6 +89,7 @@ class Function:
                 "return a Tensor, or a tuple of Tensors"
             )
         _check_dirty(cls.__name__, ctx._dirty, outputs)
+        plain = [any(y is u for u in ctx._undifferentiable) for y in outputs]
         given = [a for a in (*args, *kwargs.values()) if not any(a is d for d in ctx._dirty)]
         outputs = [y.detach() if isinstance(y, Tensor) and any(y is a for a in given) else y for y in outputs]
         if record:
@@ -98,7 +99,7 @@ class Function:
             op = Applied(cls, ctx, made)
             whole = Node(op, {}, edges, metas, (), None)
             for i, y in enumerate(outputs):
-                if made[i] and is_floating(y.dtype) and not any(y is u for u in ctx._undifferentiable):
+                if made[i] and is_floating(y.dtype) and not plain[i]:
                     y._node = Node(_Output(cls.__name__, i), {}, (whole,), (), (), y.dtype)
             for observe in observers:
                 for y in outputs:
@@ -190,7 +191,7 @@ class Applied:
         for i, (edge, meta, gx) in enumerate(zip(node.edges, node.metas, answers, strict=False)):
             if meta is None and gx is not None:
                 raise RuntimeError(
-                    f"{self.name}.backward returned a gradient for argument {i} of forward, which was no Tensor: return None there"
+                    f"{self.name}.backward returned a gradient for argument {i} of forward, which was no Tensor: return None"
                 )
             if edge is None or gx is None or only is not None and edge not in only:
                 continue

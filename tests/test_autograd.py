@@ -411,3 +411,146 @@ def test_saving_what_is_no_tensor_is_refused(value, kind):
         match=f"save_for_backward: argument 1 is a {kind}, not a Tensor: keep it as an attribute of",
     ):
         function(saved=(None, value))(tensor([1.0]))
+
+
+def test_grad_walks_only_the_ways_to_its_inputs():
+    x, w = tensor([2.0], requires_grad=True), tensor([3.0], requires_grad=True)
+    shown = []
+    w.register_hook(shown.append)
+    side = w * w
+    y = x * side
+    (g,) = minamp.autograd.grad(y, x)
+    assert g.item() == 9.0 and not shown
+    side.backward()  # not freed: it does not lead to x
+    assert w.grad.item() == 6.0 and len(shown) == 1
+    y = (x * w).exp()
+    assert minamp.autograd.grad(y.sum(), y)[0].item() == 1.0
+    y.backward()  # y was wanted for itself, so exp was not walked through
+    with pytest.raises(RuntimeError, match="exp a second time"):
+        y.backward()
+
+
+def test_an_input_that_was_written_stops_only_the_ways_through_it():
+    x, w = tensor([2.0], requires_grad=True), tensor([3.0], requires_grad=True)
+    a = w * 1
+    y = x * 2 + a * a
+    with minamp.no_grad():
+        a.add_(1.0)
+    assert minamp.autograd.grad(y, x, retain_graph=True)[0].item() == 2.0
+    with pytest.raises(RuntimeError, match="written in place"):
+        y.backward()
+
+
+def test_a_leaf_that_was_switched_off_is_given_no_gradient():
+    x, w = tensor([2.0], requires_grad=True), tensor([3.0], requires_grad=True)
+    y = x * w
+    w.requires_grad_(False)
+    y.backward(retain_graph=True)
+    assert w.grad is None and x.grad.item() == 3.0
+    w.requires_grad_()
+    y.backward()
+    assert w.grad.item() == 2.0
+
+
+def test_retain_graph_false_frees_under_create_graph_too():
+    x = tensor([2.0], requires_grad=True)
+    y = x**3
+    (g,) = minamp.autograd.grad(y, x, retain_graph=False, create_graph=True)
+    g.backward()
+    assert x.grad.item() == 12.0
+    with pytest.raises(RuntimeError, match="pow a second time"):
+        y.backward()
+    y = x**3
+    y.backward(create_graph=True)
+    y.backward()  # kept by default
+
+
+class Answers(Function):
+    """Answers what the third argument holds."""
+
+    @staticmethod
+    def forward(ctx, a, k, answers):
+        ctx.answers = answers
+        return a * k
+
+    @staticmethod
+    def backward(ctx, g):
+        return ctx.answers
+
+
+def test_what_shapes_a_function_may_answer():
+    x = minamp.ones(2, 3).requires_grad_()
+    Answers.apply(x, 1.0, (minamp.ones(4, 2, 3), None, None)).sum().backward()
+    assert x.grad.tolist() == [[4.0] * 3] * 2  # as if x had been broadcast
+    for small in (minamp.ones(()), minamp.ones(1, 3)):
+        with pytest.raises(RuntimeError, match="returned a gradient of shape"):
+            Answers.apply(x, 1.0, (small, None, None)).sum().backward()
+    with pytest.raises(RuntimeError, match="a gradient for argument 1 of forward, which was no Tensor"):
+        Answers.apply(x, 1.0, (minamp.ones(2, 3), minamp.ones(2, 3), None)).sum().backward()
+
+
+def test_saved_tensors_are_gone_after_backward_even_if_there_were_none():
+    class Empty(Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            assert ctx.saved_tensors == ()
+            return g * 2
+
+    y = Empty.apply(tensor([1.0], requires_grad=True))
+    y.backward()
+    with pytest.raises(RuntimeError, match="saved_tensors: freed"):
+        y.backward()
+
+
+def test_an_input_that_is_returned_may_be_marked_non_differentiable():
+    class Both(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.needed = ctx.needs_input_grad
+            ctx.mark_non_differentiable(x)
+            return x, x * 2
+
+        @staticmethod
+        def backward(ctx, g, h):
+            return h * 2
+
+    x = tensor([1.0], requires_grad=True)
+    same, twice = Both.apply(x)
+    assert not same.requires_grad and twice.requires_grad and x.requires_grad
+
+
+class Square_(Function):
+    @staticmethod
+    def forward(ctx, x, returned=True):
+        ctx.save_for_backward(x.clone())
+        x.mul_(x)
+        ctx.mark_dirty(x)
+        return x if returned else x * 1
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g * ctx.saved_tensors[0], None
+
+
+def test_what_is_marked_dirty_has_the_history_of_the_output():
+    x = tensor([3.0], requires_grad=True)
+    y = x * 1
+    assert Square_.apply(y) is y
+    y.sum().backward()  # through y, not through what apply gave
+    assert x.grad.item() == 6.0
+    plain = tensor([3.0])
+    assert Square_.apply(plain) is plain and not plain.requires_grad
+
+
+def test_what_can_not_be_marked_dirty():
+    x = tensor([3.0], requires_grad=True)
+    with pytest.raises(RuntimeError, match="Square_.forward: an input marked dirty is not returned"):
+        Square_.apply(x * 1, False)
+    with pytest.raises(RuntimeError, match="Square_.forward: wrote in place to a leaf that requires grad"):
+        Square_.apply(x)
+    with pytest.raises(RuntimeError, match="Square_.forward: wrote in place to a view"):
+        Square_.apply((x * 1)[:1])

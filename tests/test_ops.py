@@ -915,3 +915,65 @@ def test_over_zero_there_is_no_remainder():
             with pytest.raises(RuntimeError, match=f"^{name}: integers can't be divided by 0: use x.float"):
                 OPS[name](x, zero)
     assert math.isnan((tensor([1.0]) % 0).item()) and (tensor([1.0]) // 0).item() == math.inf
+
+
+def test_a_quotient_may_be_written_to():
+    x, s = minamp.ones(2).requires_grad_(), minamp.full((2,), 2.0).requires_grad_()
+    y = x / s
+    y += 1.0
+    y.sum().backward()
+    assert x.grad.tolist() == [0.5, 0.5] and s.grad.tolist() == [-0.25, -0.25]
+
+
+def test_factors_may_come_as_tensors():
+    x = minamp.ones(2, 2)
+    half, one = minamp.tensor(0.5, dtype=float16), minamp.tensor(1.0)
+    assert x.add(x, alpha=half).tolist() == [[1.5, 1.5]] * 2
+    assert x.sub(x, alpha=one).tolist() == [[0.0, 0.0]] * 2
+    assert minamp.addcmul(x, x, x, value=half).tolist() == minamp.addcdiv(x, x, x, value=half).tolist()
+    assert minamp.addmm(x, x, x, beta=half, alpha=half).tolist() == [[1.5, 1.5]] * 2
+    with pytest.raises(RuntimeError, match="alpha is 0.5, but the tensors hold integers"):
+        x.long().add(x.long(), alpha=half)
+
+
+def test_numpys_numbers_are_pythons():
+    mask = tensor([True, False])
+    assert (mask * np.int32(3)).dtype == (mask * 3).dtype == np.int64
+    assert (mask.int() + np.int64(3)).dtype == np.int32
+    x = tensor([0.1])
+    assert (x * np.float64(0.1)).item() == (x * 0.1).item()
+    assert (x.half() * np.float64(0.1)).dtype == float16
+
+
+@pytest.mark.parametrize("name", ["mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"])
+def test_losses_broadcast_before_dtypes_meet(name):
+    x, t = minamp.ones(2, dtype=float16).requires_grad_(), minamp.tensor(0.5).requires_grad_()
+    with pytest.warns(UserWarning, match="differ in shape"):
+        loss = OPS[name](x, t)
+    assert loss.dtype == float32  # as for a target of two float32 values
+    loss.backward()
+    assert (t.grad.dtype, t.grad.shape) == (float32, ()) and t.grad.item() == -x.grad.float().sum().item()
+
+
+def test_products_take_no_integers_beside_floats():
+    x = minamp.ones(2, 2)
+    for product in (
+        lambda: x @ (x > 0),
+        lambda: x.long() @ x,
+        lambda: F.linear(x, x.int()),
+        lambda: minamp.addmm(x, x, x.bool()),
+        lambda: F.conv1d(x[None], x[None].long()),
+    ):
+        with pytest.raises(RuntimeError, match="tensors of different dtypes"):
+            product()
+        with minamp.autocast(), pytest.raises(RuntimeError, match="tensors of different dtypes"):
+            product()
+
+
+def test_an_operand_that_only_its_own_gradient_would_read_is_not_kept():
+    x, w = minamp.ones(2, 2).requires_grad_(), minamp.ones(2, 2)
+    y = x * 1
+    out = minamp.einsum("ij,jk->ik", y, w)
+    y.mul_(2.0)
+    out.sum().backward()
+    assert x.grad.tolist() == [[2.0, 2.0]] * 2

@@ -1132,3 +1132,69 @@ def test_tensor_takes_what_torchs_takes():
             minamp.Tensor(bad)
     with pytest.raises(TypeError, match=r"Tensor: takes an array, not sizes: use minamp.zeros\(2, 3"):
         minamp.Tensor(2, 3)
+
+
+def test_an_expand_that_repeats_nothing_may_be_written_to():
+    x = minamp.ones(2, 3)
+    for y in (x.expand_as(x), x.expand(1, 2, 3), x[:, :1].expand(2, 1)):
+        y.mul_(2.0)
+    assert x.tolist() == [[8.0, 4.0, 4.0]] * 2
+    for y in (x.expand(2, 2, 3), x[:1].expand(2, 3)):
+        with pytest.raises(RuntimeError, match="several elements of this tensor share one place"):
+            y.mul_(2.0)
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        lambda x: x.repeat(2, 1),
+        lambda x: x.repeat(1),
+        lambda x: x.reshape(()).cumsum(0),
+        lambda x: x.reshape(()).cumprod(0),
+    ],
+)
+def test_what_is_no_view_shares_no_memory(copy):
+    x = minamp.tensor([2.0], requires_grad=True)
+    y = copy(x * 1)
+    y.mul_(3.0)
+    y.sum().backward()
+    assert x.grad.item() == 3.0 * y.numel()
+    x = minamp.tensor([2.0])
+    y = copy(x)
+    x.fill_(7.0)
+    assert y.reshape(-1).tolist() == [2.0] * y.numel()
+
+
+def test_t_of_a_vector_is_a_view():
+    x = minamp.ones(3).requires_grad_()
+    assert x.t() is not x and not x.t().is_leaf
+    assert minamp.tensor(2.0).t().shape == ()
+
+
+@pytest.mark.parametrize("dtype", [minamp.float32, minamp.bfloat16, np.dtype(np.int64)])
+def test_one_element_takes_a_value_of_any_number_of_dimensions(dtype):
+    x = minamp.zeros(2, 2, dtype=dtype)
+    x[0, 1] = minamp.ones(1, 1)
+    x[1][0] = minamp.ones(1)
+    assert x.tolist() == [[0, 1], [1, 0]]
+    w = minamp.ones(1).requires_grad_()
+    y = minamp.zeros(2)
+    y[1] = w
+    (y * 3).sum().backward()
+    assert w.grad.tolist() == [3.0]
+
+
+def test_a_value_that_does_not_fit_is_refused_in_words():
+    x = minamp.zeros(2, 3)
+    for key, value in ((0, minamp.ones(2, 3)), ((0, 0), minamp.ones(2)), (slice(1), minamp.ones(2))):
+        with pytest.raises(RuntimeError, match=r"x\[key\] = value: value of shape .* doesn't fit x of shape"):
+            x[key] = value
+    assert not x.any()
+
+
+def test_a_view_is_not_detached_in_place():
+    x = minamp.ones(2, 3).requires_grad_()
+    y = x * 2
+    with pytest.raises(RuntimeError, match=r"detach_: a view .*use x.detach\(\)"):
+        y[0].detach_()
+    assert not y.detach_().requires_grad and not x.detach().detach_().requires_grad

@@ -131,12 +131,12 @@ def mT(x):
 
 @composite
 def t(x):
-    """A matrix transposed; vectors and numbers as they are."""
+    """A matrix transposed; a view of vectors and numbers as they are."""
     if x.ndim > 2:
         raise RuntimeError(
             f"t() is for matrices, this tensor has shape {x.shape}: use x.mT or x.permute(...)"
         )
-    return x if x.ndim < 2 else transpose(x, 0, 1)
+    return transpose(x, 0, -1)
 
 
 @composite
