@@ -45,8 +45,8 @@ def starred_name(code):
 
 
 def number(value):
-    """A factor such as alpha, which may come as a tensor of one element, as a number."""
-    return value.item() if isinstance(value, Tensor) else value
+    """A factor such as alpha, which may come as a tensor of one element or as NumPy's, as a number."""
+    return value.item() if isinstance(value, Tensor | np.generic) else value
 
 
 def check_number(owner, name, value):

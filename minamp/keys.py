@@ -36,6 +36,14 @@ def picks(key):
     )
 
 
+def masks(key):
+    """Whether all arrays that an index holds are masks: PyTorch then takes one value of any dtype."""
+    arrays = (
+        k for k in (key if isinstance(key, tuple) else (key,)) if isinstance(k, list) or getattr(k, "ndim", 0)
+    )
+    return all(_arraylike(k).dtype == np.bool_ for k in arrays)
+
+
 def without_idle_ellipsis(key, ndim):
     """The key without an Ellipsis that stands for no dimension of `ndim`: in PyTorch index arrays on its sides are neighbours."""
     if not isinstance(key, tuple) or not any(k is ... for k in key) or not picks(key):

@@ -219,7 +219,9 @@ class Op:
         if strange:
             refuse_strangers(self.name, self._names(args), args, on_gpu=m is not cpu)
             # NumPy's numbers are numbers, as in PyTorch: they have no say in the dtype
-            arrays = [a.item() if isinstance(a, np.generic) else a for a in arrays]
+            args, arrays = (
+                [a.item() if isinstance(a, np.generic) else a for a in given] for given in (args, arrays)
+            )
         if home is not np.ndarray and m is not cpu:
             product = self.stored and self.policy == LOWER_PRECISION
             m.check(self.name, self._names(args), arrays, product)

@@ -10,7 +10,7 @@ from minamp import backends, views
 from minamp.devices import same_device
 from minamp.draw import normal, uniform
 from minamp.formats import cast, is_floating
-from minamp.keys import as_taken, ints_first, picks, plain_key, without_idle_ellipsis
+from minamp.keys import as_taken, ints_first, masks, picks, plain_key, without_idle_ellipsis
 from minamp.methods import OPS, Methods
 from minamp.numbers import check_fits, numbers
 from minamp.record import grad_mode
@@ -104,7 +104,10 @@ class Writes:
 
     def __setitem__(self, key, value):
         key = without_idle_ellipsis(plain_key(key, self), self.ndim)
-        if not isinstance(value, Methods):
+        one = not getattr(value, "ndim", 0)  # a number; a tensor is one only for masks
+        if isinstance(value, Methods):
+            one = value.numel() == 1 and masks(key)
+        else:
             if isinstance(value, int | float):
                 if not is_floating(self.dtype):
                     check_fits("x[key] = value", value, self.dtype)
@@ -115,7 +118,7 @@ class Writes:
             same_device("x[key] = value", x=self, value=value)
         elif not value.device.same(self.device):  # a number, wherever it lies
             value = value.to(self.device)
-        if value.dtype != self.dtype and value.ndim and picks(key):
+        if value.dtype != self.dtype and picks(key) and not one:
             raise RuntimeError(
                 f"x[index] = value: value is {value.dtype}, x {self.dtype}: cast it with value.to(x.dtype)"
             )

@@ -718,3 +718,23 @@ def test_roll_of_little_and_what_it_refuses():
         minamp.roll(minamp.zeros(2, 2), 1, (0, 1))
     with pytest.raises(IndexError, match="roll: dim 2 is out of range"):
         minamp.roll(minamp.zeros(2, 2), 1, 2)
+
+
+def test_one_value_of_another_dtype_goes_to_masks_only():
+    x = minamp.zeros(2, 3, dtype=float16)
+    one = minamp.tensor(1.5)
+    for mask in (x == 0, (x[:, 0] == 0, 0), np.ones((2, 3), bool)):
+        x[mask] = one
+        x[mask] = one[None] * 2
+    assert x.tolist() == [[3.0] * 3] * 2
+    for places in (
+        [0],
+        minamp.tensor([0]),
+        (minamp.tensor([0]), slice(1)),
+        (x[:, 0] > 0, minamp.tensor([0])),
+    ):
+        for value in (one, minamp.tensor(1)):
+            with pytest.raises(RuntimeError, match="value is .*, x float16: cast it with"):
+                x[places] = value
+        x[places] = 4.0
+    assert x[0, 0].item() == 4.0

@@ -943,6 +943,9 @@ def test_numpys_numbers_are_pythons():
     x = tensor([0.1])
     assert (x * np.float64(0.1)).item() == (x * 0.1).item()
     assert (x.half() * np.float64(0.1)).dtype == float16
+    w = tensor([2.0], requires_grad=True)
+    (w ** np.int64(2)).backward(create_graph=True)
+    assert w.grad.item() == 4.0
 
 
 @pytest.mark.parametrize("name", ["mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"])
