@@ -980,3 +980,9 @@ def test_an_operand_that_only_its_own_gradient_would_read_is_not_kept():
     y.mul_(2.0)
     out.sum().backward()
     assert x.grad.tolist() == [[2.0, 2.0]] * 2
+
+
+def test_powers_and_remainders_of_bools_are_bools():
+    mask = tensor([True, False])
+    for y in (mask**mask, mask**True, mask // tensor([True, True]), mask % True):
+        assert y.dtype == np.bool_

@@ -1198,3 +1198,29 @@ def test_a_view_is_not_detached_in_place():
     with pytest.raises(RuntimeError, match=r"detach_: a view .*use x.detach\(\)"):
         y[0].detach_()
     assert not y.detach_().requires_grad and not x.detach().detach_().requires_grad
+
+
+@pytest.mark.parametrize("parts", [lambda x: x.chunk(2), lambda x: x.split(1), lambda x: x.unbind(0)])
+def test_one_of_several_views_is_written_like_any_other(parts):
+    x = minamp.ones(2, 2).requires_grad_()
+    y = x * 1
+    parts(y)[0].mul_(3.0)
+    (y * y).sum().backward()
+    assert x.grad.tolist() == [[18.0, 18.0], [2.0, 2.0]]
+    with pytest.raises(RuntimeError, match="in-place write to a leaf|leaf that requires grad"):
+        parts(x)[0].mul_(3.0)
+
+
+def test_an_op_may_write_over_what_it_reads_itself():
+    x = minamp.full((2,), 3.0).requires_grad_()
+    y = x * 1
+    y.mul_(y)
+    y.sum().backward()
+    assert x.grad.tolist() == [6.0, 6.0]
+
+
+def test_a_view_made_under_no_grad_wants_no_gradient():
+    x = minamp.ones(2, 2).requires_grad_()
+    with minamp.no_grad():
+        views = x[0], x.t(), x.reshape(-1), x.expand(3, 2, 2), x.chunk(2)[0]
+    assert not any(v.requires_grad for v in views)
