@@ -258,3 +258,24 @@ def test_a_norm_has_a_floating_dtype():
     for name in ("norm", "vector_norm"):
         with pytest.raises(RuntimeError, match=f"{name}: dtype must be floating, got int64"):
             OPS[name](tensor([1.0]), dtype=np.int64)
+
+
+@pytest.mark.parametrize("norm", ["layer_norm", "batch_norm"])
+def test_third_derivatives_of_norms_are_those_of_differences(norm):
+    rng = np.random.default_rng(0)
+    start, weights = rng.standard_normal((2, 3, 4))
+
+    def squared_second(array):
+        x = minamp.tensor(array, requires_grad=True)
+        y = F.layer_norm(x, (4,)) if norm == "layer_norm" else F.batch_norm(x, None, None, training=True)
+        value = (y * minamp.tensor(weights)).sum()
+        for _ in range(2):
+            (g,) = minamp.autograd.grad(value, x, create_graph=True)
+            value = (g * g).sum()
+        return value, x
+
+    value, x = squared_second(start)
+    (third,) = minamp.autograd.grad(value, x)
+    step = 1e-5 * rng.standard_normal((3, 4))
+    difference = (squared_second(start + step)[0].item() - squared_second(start - step)[0].item()) / 2
+    assert float((third.numpy() * step).sum()) == pytest.approx(difference, rel=1e-6)
