@@ -717,3 +717,29 @@ def test_a_state_that_is_none_is_not_loaded(wrong):
     ):
         optimizer.load_state_dict(wrong)
     assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_the_state_of_a_users_optimizer_is_its_own_affair():
+    """Adafactor's rows have another shape than the weight, and a step may be a tensor."""
+
+    class Own(optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {"lr": 0.1})
+
+        def step(self):
+            for p in self.param_groups[0]["params"]:
+                state = self.state[p]
+                if not state:
+                    state |= {"step": minamp.tensor(0.0), "row": minamp.zeros(2), "scale": 0.5}
+                state["step"] += 1
+                state["row"].add_(p.grad.sum(1))
+
+    w = parameter([[1.0, 2.0], [3.0, 4.0]])
+    w.grad = minamp.tensor([[1.0, 1.0], [2.0, 2.0]])
+    own, other = Own([w]), Own([w])
+    own.step()
+    other.load_state_dict(own.state_dict())
+    other.step()
+    state = other.state[w]
+    assert state["step"].item() == 2 and state["row"].tolist() == [4, 8] and state["scale"] == 0.5
+    assert own.state[w]["step"].item() == 1 and own.state[w]["row"].tolist() == [2, 4]
