@@ -34,8 +34,8 @@ class Tensor(Methods, Writes):
     _origin = None  # of a view: how it was taken (views.py)
     __array_priority__ = 1000  # ndarray + Tensor comes to Tensor.__radd__
 
-    def __init__(self, data, requires_grad=False):
-        self._data = data if isinstance(data, np.ndarray) else _checked("Tensor", data, requires_grad)
+    def __init__(self, data, requires_grad=False, *sizes):
+        self._data = data if isinstance(data, np.ndarray) else _checked("Tensor", data, requires_grad, *sizes)
         self._grad = self._node = None
         self._version = [0]  # counts in-place writes; views share it with their base
         if requires_grad:
@@ -483,10 +483,11 @@ class Tensor(Methods, Writes):
         return OPS["index"](self, key)
 
 
-def _checked(name, data, requires_grad=False):
+def _checked(name, data, requires_grad=False, *sizes):
     """What a Tensor is made of, if that is no NumPy array. torch.Tensor(2, 3) takes sizes and torch.Tensor([1, 2]) floats."""
     if type(requires_grad) is int:
-        raise TypeError(f"{name}: takes an array, not sizes: use minamp.zeros({data}, {requires_grad}, ...)")
+        sizes = ", ".join(map(str, (data, requires_grad, *sizes)))
+        raise TypeError(f"{name}: takes an array, not sizes: use minamp.zeros({sizes})")
     array = backends.array(data) if isinstance(data, np.generic) else numbers(name, data)
     return array.astype(float32) if isinstance(data, list | tuple) else array
 

@@ -1130,8 +1130,11 @@ def test_tensor_takes_what_torchs_takes():
     for bad in (None, "abc", [None]):
         with pytest.raises(TypeError, match="Tensor: needs numbers or bools"):
             minamp.Tensor(bad)
-    with pytest.raises(TypeError, match=r"Tensor: takes an array, not sizes: use minamp.zeros\(2, 3"):
-        minamp.Tensor(2, 3)
+    for sizes in ((2, 3), (1, 2, 3)):
+        with pytest.raises(
+            TypeError, match=rf"Tensor: takes an array, not sizes: use minamp.zeros\({str(sizes)[1:-1]}\)"
+        ):
+            minamp.Tensor(*sizes)
 
 
 def test_an_expand_that_repeats_nothing_may_be_written_to():
