@@ -157,12 +157,15 @@ class Methods:
     # indexing.py
     index_put, index_select, masked_fill = (_method(n) for n in ("index_put", "index_select", "masked_fill"))
     index_put_, masked_fill_ = _inplace("index_put"), _inplace("masked_fill")
+    index_add, nonzero = _method("index_add"), _method("nonzero")
+    index_add_ = _inplace("index_add")
     # scatter.py
     gather, scatter, scatter_add = (_method(n) for n in ("gather", "scatter", "scatter_add"))
     scatter_, scatter_add_ = _inplace("scatter"), _inplace("scatter_add")
     # arrange.py
     topk, sort, argsort = (_method(n) for n in ("topk", "sort", "argsort"))
-    tril, triu, flip, roll = (_method(n) for n in ("tril", "triu", "flip", "roll"))
+    tril, triu, diag = (_method(n) for n in ("tril", "triu", "diag"))
+    flip, roll = _method("flip"), _method("roll")
     tril_, triu_ = _inplace("tril"), _inplace("triu")
     split, chunk, unbind = (_method(n) for n in ("split", "chunk", "unbind"))
     # scan.py

@@ -61,7 +61,8 @@ def op(policy, *, mixed="error", ints="keep", stored=False, moves=False, view=Fa
     counts as float32. stored: forward and vjps take half arrays as they are stored (their backend function widens).
     moves: only moves values, so nothing needs rounding; or a function attrs -> whether that is so. view: the output may share
     the input's memory.
-    A `call` function in the class is how users call it: it checks arguments and returns (tensors, attributes).
+    A `call` function in the class is how users call it: it checks arguments and returns (tensors, attributes), or (result,
+    None) where other ops make it.
     """
     if policy not in POLICIES:
         raise ValueError(f"@op: policy must be one of {list(POLICIES)}, got {policy!r}")
@@ -129,6 +130,8 @@ class Op:
                 return self._into(out, args, attrs)
         if self.call is not None:
             args, attrs = self._called(args, attrs)
+            if attrs is None:
+                return args
         state = autocast_state
         if state.enabled and self.cast_inputs is not None:
             args = self.cast_inputs(self, args, attrs, state.dtype)
@@ -152,6 +155,8 @@ class Op:
             args, attrs = self._by_name(args, attrs)
         if self.call is not None:
             args, attrs = self._called(args, attrs)
+            if attrs is None:
+                return args
         return self._run(args, attrs)
 
     def _called(self, args, attrs):

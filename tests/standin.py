@@ -267,6 +267,12 @@ def _module(function):
 
 
 @_module
+def nonzero(x):
+    _forbid("sync")  # the size of the result depends on values
+    return tuple(ndarray(np.array(at)) for at in np.nonzero(x._a))
+
+
+@_module
 def asarray(x):
     if isinstance(x, ndarray):
         return x

@@ -69,10 +69,15 @@ def line(name, function, *arrays):
         line("scatter", lambda x, s: x.scatter(1, at([[2, 0], [1, 2]]), s) ** 2, a(2, 3), a(2, 2)),
         line("scatter number", lambda x: x.scatter(1, at([[2], [1]]), 4.0) ** 2, a(2, 3)),
         line("index_select", lambda x: x.index_select(1, at([2, 0, 2])) ** 2, a(2, 3)),
+        line(
+            "index_add", lambda x, s: x.index_add(1, at([2, 0, 2]), s, alpha=-3) ** 2, a(2, 3, 2), a(2, 3, 2)
+        ),
         line("masked_fill", lambda x: x.masked_fill(MASK, 2.0) ** 2, a(2, 3)),
         line("masked_fill tensor", lambda x, v: x.masked_fill(MASK, v) ** 2, a(3), a()),
         line("tril", lambda x: x.tril(-1) ** 2, a(2, 3, 3)),
         line("triu", lambda x: x.triu(1) ** 2, a(3, 4)),
+        line("diag of a matrix", lambda x: x.diag(-1) ** 2, a(4, 3)),
+        line("diag of a vector", lambda x: x.diag(1) ** 2, a(3)),
         line("embedding", lambda w: F.embedding(at([[1, 1], [0, 3]]), w, padding_idx=2) ** 2, a(4, 2)),
         line("sort", lambda x: x.sort(0, descending=True).values ** 2, a(4, 2)),
         line("topk", lambda x: x.topk(2).values ** 2, a(2, 4)),
@@ -272,6 +277,66 @@ def test_what_the_others_refuse():
         x.split([1, 1], 1)
     with pytest.raises(RuntimeError, match="chunk: chunks must be at least 1, got 0"):
         x.chunk(0)
+
+
+def test_index_add_adds_slices():
+    x = minamp.zeros(2, 3, dtype=float16)
+    rows = tensor([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0], [100.0, 200.0, 300.0]])
+    assert x.index_add(0, at([1, 0, 1]), rows.half()).tolist() == [[10, 20, 30], [101, 202, 303]]
+    assert x.index_add(-1, at([2, 0]), rows[:2, :2].half(), alpha=2).tolist() == [[4, 0, 2], [40, 0, 20]]
+    assert x.tolist() == [[0] * 3] * 2 and x.index_add_(0, at(1), rows[:1].half()) is x
+    assert x.tolist() == [[0, 0, 0], [1, 2, 3]]
+    counts = minamp.zeros(3, dtype=np.int64)
+    assert counts.index_add_(0, at([2, 0, 2]), minamp.ones(3, dtype=np.int64)).tolist() == [1, 0, 2]
+    n = 4096  # in half the sum would stand still at 2048
+    assert x[0].index_add(0, at([1] * n), minamp.ones(n, dtype=float16)).tolist() == [0, n, 0]
+
+
+def test_index_add_names_what_does_not_fit():
+    x, one = minamp.zeros(2, 3), minamp.ones(1, 3)
+    with pytest.raises(
+        RuntimeError, match=r"index_add: source is float16, input float32: cast it with source.to"
+    ):
+        x.index_add(0, at([0]), one.half())
+    with pytest.raises(
+        RuntimeError, match=r"index_add: source has shape \(1, 3\).* 2 places .*give source \(2, 3\)"
+    ):
+        x.index_add(0, at([0, 1]), one)
+    with pytest.raises(RuntimeError, match=r"index_add: .*input at least one dimension"):
+        minamp.zeros(()).index_add(0, at([0]), one[0, :1])
+    for bad in (2, -1):
+        with pytest.raises(IndexError, match=rf"index_add: index {bad} is out of bounds for dimension 0"):
+            x.index_add(0, at([bad]), one)
+    with pytest.raises(RuntimeError, match="index_add: index must hold integers, this one is float32"):
+        x.index_add(0, tensor([0.0]), one)
+
+
+def test_nonzero_and_where_alone_say_where():
+    for dtype in (float32, float16, minamp.bfloat16, np.int64):
+        x = tensor([[1.0, 0.0, -2.0], [0.0, 3.0, -0.0]]).to(dtype)
+        assert x.nonzero().tolist() == [[0, 0], [0, 2], [1, 1]] and x.nonzero().dtype == np.int64
+        for rows, columns in (
+            minamp.nonzero(x, as_tuple=True),
+            minamp.where(x),
+            minamp.where(condition=x != 0),
+        ):
+            assert rows.tolist() == [0, 0, 1] and columns.tolist() == [0, 2, 1]
+    assert minamp.zeros(2, 3).nonzero().shape == (0, 2)
+    # a number has no dimension to name, but as_tuple one place
+    assert tensor(5.0).nonzero().shape == (1, 0) and tensor(0.0).nonzero().shape == (0, 0)
+    assert [t.tolist() for t in tensor(5.0).nonzero(as_tuple=True)] == [[0]]
+    with pytest.raises(TypeError, match="where: other is a NoneType, not a Tensor"):
+        minamp.where(x > 0, 1.0)
+
+
+def test_diag_of_vectors_and_matrices():
+    x = tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    assert [x.diag(k).tolist() for k in (-2, -1, 0, 1, 2, 3)] == [[], [4], [1, 5], [2, 6], [3], []]
+    assert minamp.diag(tensor([7, 8]), -1).tolist() == [[0, 0, 0], [7, 0, 0], [0, 8, 0]]
+    assert minamp.diag(input=tensor([7, 8]), diagonal=1).tolist() == [[0, 7, 0], [0, 0, 8], [0, 0, 0]]
+    assert minamp.diag(x[0].half()).dtype == float16 and minamp.diag(tensor([7, 8])).dtype == np.int64
+    with pytest.raises(RuntimeError, match=r"diag: input has shape \(\): give a vector or a matrix"):
+        minamp.diag(tensor(1.0))
 
 
 # ---- masked_fill

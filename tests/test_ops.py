@@ -60,6 +60,8 @@ LINES = [
     line("mul", F.mul, a(), a(2)),
     line("mul", F.mul, a(0, 3), a(3)),
     line("div", F.div, a(2, 3), pos(2, 1)),
+    line("div floor", lambda x, y: F.div(x, y, rounding_mode="floor") * x, a(2, 3), pos(3)),
+    line("trunc_divide", lambda x, y: F.div(x, y, rounding_mode="trunc") * x, a(2, 3), pos(3)),
     line("reciprocal", lambda x: 2.0 / x, pos(3)),
     line("neg", lambda x: F.neg(x) * x, a(2, 3)),
     line("pow", F.pow, pos(2, 3), a(3)),
@@ -986,3 +988,22 @@ def test_powers_and_remainders_of_bools_are_bools():
     mask = tensor([True, False])
     for y in (mask**mask, mask**True, mask // tensor([True, True]), mask % True):
         assert y.dtype == np.bool_
+
+
+def test_quotients_rounded_by_div():
+    for dtype in (float16, float32, np.int64):
+        x, y = tensor([7, -7, 7, -7], dtype=dtype), tensor([2, 2, -2, -2], dtype=dtype)
+        assert F.div(x, y, rounding_mode="floor").tolist() == [3, -4, -4, 3]
+        assert x.div(y, rounding_mode="trunc").tolist() == [3, -3, -3, 3]
+        assert x.divide(2, rounding_mode="trunc").dtype == F.div(x, 2, rounding_mode="floor").dtype == dtype
+        assert x.div_(2, rounding_mode="trunc") is x and x.tolist() == [3, -3, 3, -3]
+    assert (
+        F.div(tensor([1.0]), 0.1, rounding_mode="trunc").item() == 10
+    )  # of the rounded quotient; 1.0 // 0.1 is 9
+    large = 2**53 + 1  # float64 does not hold it
+    assert F.div(tensor([2 * large, -large]), 2, rounding_mode="trunc").tolist() == [large, -(2**52)]
+    assert F.div(x, 2, rounding_mode=None).dtype == float32
+    with pytest.raises(
+        RuntimeError, match="div: rounding_mode must be None, 'floor' or 'trunc', got 'round'"
+    ):
+        F.div(x, 2, rounding_mode="round")

@@ -69,7 +69,7 @@ EXAMPLES = {
         lambda f, d: f(x(d)),
     ),
     **each(
-        "add sub mul div remainder floor_divide relu_grad maximum minimum eq ne lt le gt ge pow "
+        "add sub mul div remainder floor_divide trunc_divide relu_grad maximum minimum eq ne lt le gt ge pow "
         "logical_and logical_or logical_xor",
         lambda f, d: f(x(d), x(d)),
     ),
@@ -115,6 +115,7 @@ EXAMPLES = {
     **each("gather", lambda f, d: f(x(d), 1, Tensor(np.zeros((2, 1), int)))),
     **each("gather_grad", lambda f, d: f(x(d), 1, np.zeros((2, 3), int), (2, 4))),
     **each("index_put", lambda f, d: f(x(d), (Tensor(np.array([1, 0])),), x(d, 3))),
+    **each("index_add", lambda f, d: f(x(d), 1, IDS, x(d, 2, 2))),
     **each("index_clear", lambda f, d: f(x(d), 0)),
     **each("index_select", lambda f, d: f(x(d), 1, IDS)),
     **each("scatter scatter_add", lambda f, d: f(x(d), 1, Tensor(np.zeros((2, 1), int)), x(d))),
@@ -122,7 +123,7 @@ EXAMPLES = {
     **each("masked_fill", lambda f, d: f(x(d), x(d) > 0.5, 2.0)),
     **each("embedding", lambda f, d: f(IDS, x(d, 3, 2))),
     **each("one_hot", lambda f, d: f(IDS)),
-    **each("argsort tril triu", lambda f, d: f(x(d))),
+    **each("argsort tril triu diag nonzero", lambda f, d: f(x(d))),
     **each("sort", lambda f, d: f(x(d)).values),
     **each("topk", lambda f, d: f(x(d), 2).values),
     **each("pad constant_pad_nd", lambda f, d: f(x(d), (1, 1))),
@@ -161,7 +162,7 @@ RESULT = (
         for n in "isfinite isnan isinf bitwise_and bitwise_or bitwise_xor bitwise_not eq ne lt le gt ge all any "
         "logical_and logical_or logical_xor logical_not".split()
     }
-    | {n: INT for n in ("argmax", "argmin", "argsort", "one_hot")}
+    | {n: INT for n in ("argmax", "argmin", "argsort", "nonzero", "one_hot")}
 )
 COMPOSITE = {"cross_entropy": FP32, "normalize": FP32, "interpolate": FP32}
 

@@ -81,6 +81,7 @@ exp, log, sqrt, tanh, sin, cos = np.exp, np.log, np.sqrt, np.tanh, np.sin, np.co
 log1p, expm1, log2, log10 = np.log1p, np.expm1, np.log2, np.log10
 maximum, minimum = np.maximum, np.minimum
 isfinite, isnan, isinf = np.isfinite, np.isnan, np.isinf
+nonzero = np.nonzero
 round, floor, ceil, trunc = np.round, np.floor, np.ceil, np.trunc
 logical_and, logical_or, logical_xor, logical_not = (
     np.logical_and,

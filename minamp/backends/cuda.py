@@ -2,8 +2,8 @@
 
 The arithmetic is the same: half is widened, sums have a float32 accumulator, named every time (CuPy's own half sums differ by
 axis and layout), and rounding to half is the one last step. Matrix products and convolutions take half as it is stored, since
-that is what tensor cores multiply. Nothing here waits for the GPU, except where the size of a result depends on values (a bool
-mask as an index).
+that is what tensor cores multiply. Nothing here waits for the GPU, except where the size of a result depends on values (nonzero,
+a bool mask as an index).
 """
 
 import numpy as np
@@ -71,6 +71,7 @@ exp, log, sqrt, tanh, sin, cos = (_named(n) for n in ("exp", "log", "sqrt", "tan
 log1p, expm1, log2, log10 = (_named(n) for n in ("log1p", "expm1", "log2", "log10"))
 maximum, minimum, where = (_named(n) for n in ("maximum", "minimum", "where"))
 isfinite, isnan, isinf = (_named(n) for n in ("isfinite", "isnan", "isinf"))
+nonzero = _named("nonzero")
 round, floor, ceil, trunc = (_named(n) for n in ("round", "floor", "ceil", "trunc"))
 logical_and, logical_or, logical_xor, logical_not = (
     _named(f"logical_{n}") for n in ("and", "or", "xor", "not")

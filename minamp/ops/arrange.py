@@ -5,7 +5,7 @@ from collections import namedtuple
 import numpy as np
 
 from minamp.op import NOT_LISTED, composite, op
-from minamp.ops.indexing import index, number_in
+from minamp.ops.indexing import index, index_put, number_in
 from minamp.ops.scatter import gather
 from minamp.ops.shape import dim_of, reshape
 
@@ -80,6 +80,20 @@ class triu:
 
     def vjp_x(m, g, diagonal):
         return m.triu(g, diagonal)
+
+
+@composite
+def diag(input, diagonal=0):
+    """The diagonal of a matrix as a vector, or a vector on the diagonal of a matrix of zeros; `diagonal` above the main one."""
+    if input.ndim not in (1, 2):
+        raise RuntimeError(f"diag: input has shape {input.shape}: give a vector or a matrix")
+    below, right = max(-diagonal, 0), max(diagonal, 0)
+    length = len(input) if input.ndim == 1 else max(min(input.shape[0] - below, input.shape[1] - right), 0)
+    at = np.arange(length) + below, np.arange(length) + right
+    if input.ndim == 2:
+        return index(input, at)
+    size = length + abs(diagonal)
+    return index_put.plain(input.new_zeros(size, size), at, input)
 
 
 # --------------------------------------------------------------------------------------------------------- pads, parts, flips

@@ -3,6 +3,7 @@
 from minamp.arguments import no_tensor, number
 from minamp.numbers import check_fits
 from minamp.op import NOT_LISTED, PROMOTE, op
+from minamp.ops.indexing import nonzero
 from minamp.promotion import is_float
 from minamp.tensor import Tensor
 
@@ -74,7 +75,16 @@ class mul:
 
 @op(policy=NOT_LISTED, mixed="promote", ints="float")
 class div:
-    """a / b, true division (integers give float32)."""
+    """a / b, true division (integers give float32); rounding_mode="floor" or "trunc": the whole number below it, or towards 0."""
+
+    def call(a, b, *, rounding_mode=None):
+        if rounding_mode is None:
+            return (a, b), {}
+        if rounding_mode == "floor":
+            return floor_divide(a, b), None
+        if rounding_mode != "trunc":
+            raise RuntimeError(f"div: rounding_mode must be None, 'floor' or 'trunc', got {rounding_mode!r}")
+        return trunc_divide(a, b), None
 
     def forward(m, a, b):
         return a / b
@@ -243,9 +253,14 @@ class remainder:
 
 @op(policy=NOT_LISTED, mixed="promote")
 class where:
-    """input where condition holds, other elsewhere. RuntimeError for a condition that is not bool."""
+    """input where condition holds, other elsewhere; alone, where(condition) says where: nonzero(condition, as_tuple=True).
 
-    def call(condition, input, other):
+    RuntimeError for a condition that is not bool.
+    """
+
+    def call(condition, input=None, other=None):
+        if input is None is other:
+            return nonzero(condition, as_tuple=True), None
         for name, x in (("condition", condition), ("input", input), ("other", other)):
             if not isinstance(x, Tensor) and (name == "condition" or x is None):
                 raise no_tensor("where", name, x)
@@ -288,6 +303,23 @@ class floor_divide:
 
     def forward(m, a, b):
         return m.floor_divide(a, b)
+
+    def vjp_a(m, g):
+        return m.zeros_like(g)
+
+    def vjp_b(m, g):
+        return m.zeros_like(g)
+
+
+@op(policy=NOT_LISTED, mixed="promote")
+class trunc_divide:
+    """a / b without what stands behind the point; flat, so its gradient is 0. RuntimeError for integers over a 0."""
+
+    def forward(m, a, b):
+        if is_float(a) or is_float(b):
+            return m.trunc(a / b)
+        y = m.floor_divide(a, b)  # exact where a / b is rounded
+        return y + ((y * b != a) & ((a < 0) != (b < 0)))
 
     def vjp_a(m, g):
         return m.zeros_like(g)

@@ -12,7 +12,7 @@ from minamp.formats import is_floating
 from minamp.keys import as_taken, ints_first, plain_key, without_idle_ellipsis
 from minamp.numbers import check_fits
 from minamp.op import NOT_LISTED, PROMOTE, composite, op
-from minamp.ops.shape import dim_of
+from minamp.ops.shape import dim_of, stack
 from minamp.tensor import Tensor
 
 
@@ -127,6 +127,40 @@ class index_clear:
         return m.index_clear(g, key)
 
 
+@op(policy=NOT_LISTED)
+class index_add:
+    """input with alpha * source added, slice i of it to the one that index[i] names along `dim`. Sums are float32.
+
+    index: a vector of integers, as long as source is along `dim`. RuntimeError where shapes or dtypes don't fit.
+    """
+
+    def call(input, dim, index, source, *, alpha=1):
+        same_device("index_add", input=input, source=source)
+        dim, at = dim_of("index_add", input, dim), integers("index_add", input, index).reshape(-1)
+        if source.dtype != input.dtype:
+            raise RuntimeError(
+                f"index_add: source is {source.dtype}, input {input.dtype}: cast it with source.to(input.dtype)"
+            )
+        fits = (*input.shape[:dim], len(at), *input.shape[dim + 1 :])
+        if source.shape != fits or not input.ndim:
+            raise RuntimeError(
+                f"index_add: source has shape {source.shape}, input {input.shape}, index {len(at)} places along dimension "
+                f"{dim}: give source {fits}, and input at least one dimension"
+            )
+        check_range("index_add", at, dim, input.shape, IndexError)
+        return (input, source), {"key": (slice(None),) * dim + (at,), "alpha": alpha}
+
+    def forward(m, input, source, *, key, alpha):
+        return m.index_put(input, key, source if alpha == 1 else source * alpha, True)
+
+    def vjp_input(m, g):
+        return g
+
+    def vjp_source(m, g, key, alpha):
+        g = m.index(g, key)
+        return g if alpha == 1 else g * alpha
+
+
 @composite
 def index_select(input, dim, index):
     """The slices of input along `dim` that the integers in `index` (a vector or a number) name."""
@@ -138,6 +172,14 @@ def index_select(input, dim, index):
 
 
 # --------------------------------------------------------------------------------------------------- masks
+
+
+@composite
+def nonzero(input, *, as_tuple=False):
+    """Where input is not 0, in order: int64, a row of indices for each place; as_tuple=True: a vector for each dimension."""
+    m = backends.of(input._data)
+    at = tuple(Tensor(part) for part in m.nonzero(m.widen(input._data.reshape(input.shape or (1,)))))
+    return at if as_tuple else stack(at, 1)[:, : input.ndim]
 
 
 def number_in(name, value, dtype):

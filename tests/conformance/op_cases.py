@@ -85,6 +85,8 @@ add("add sub mul", "A2x1", "A", variant="0-dim")(lambda k, f, a, b: f(a, b))
 add("add sub", "A2x3", "A2x3", variant="alpha")(lambda k, f, a, b: f(a, b, alpha=0.3))
 add("add sub mul div", "A2x3", variant="number")(lambda k, f, a: f(a, 0.7))
 add("div", "A2x3", "P2x3")(lambda k, f, a, b: f(a, b))
+add("div", "A2x3", "P2x3", variant="floor", half=EXACT)(lambda k, f, a, b: f(a, b, rounding_mode="floor"))
+add("div", "A2x3", "P2x3", variant="trunc", half=EXACT)(lambda k, f, a, b: f(a, b, rounding_mode="trunc"))
 add("div", "A2x3", "P2x1", variant="broadcast")(lambda k, f, a, b: f(a, b))
 add("remainder", "A2x3", "P2x3")(lambda k, f, a, b: f(a, b))
 add("remainder", "A2x3", variant="number")(lambda k, f, a: a % 0.7)
@@ -292,10 +294,15 @@ add("index_put", "A4", "A2", half=EXACT)(lambda k, f, x, v: f(x, (k.ints([2, 0])
 add("index_put", "A4", "A3", variant="accumulate")(
     lambda k, f, x, v: f(x, (k.ints([2, 0, 2]),), v, accumulate=True)
 )
+add("index_add", "A3x4", "A3x2")(lambda k, f, x, v: f(x, 1, k.ints([3, 3]), v))
+add("index_add", "A3x4", "A3x2", variant="alpha")(lambda k, f, x, v: f(x, 1, k.ints([3, 3]), v, alpha=0.3))
+add("nonzero", "A2x3", check="dtypes")(lambda k, f, x: f(x))
 add("scatter", "A3x4", "A3x2", half=EXACT)(lambda k, f, x, v: f(x, 1, k.ints([[0, 1], [3, 1], [2, 0]]), v))
 add("scatter_add", "A3x4", "A3x2")(lambda k, f, x, v: f(x, 1, k.ints([[0, 0], [3, 1], [2, 2]]), v))
 add("masked_fill", "A3x3", half=EXACT)(lambda k, f, x: f(x, k.bools([[1, 0, 0], [0, 1, 0], [1, 1, 0]]), -2.5))
 add("tril triu", "A3x4", half=EXACT)(lambda k, f, x: f(x, 1))
+add("diag", "A3x4", half=EXACT)(lambda k, f, x: f(x, 1))
+add("diag", "A3", variant="vector", half=EXACT)(lambda k, f, x: f(x))
 add("flip", "A2x3x2", half=EXACT)(lambda k, f, x: f(x, (0, 2)))
 add("roll", "A2x3x2", half=EXACT)(lambda k, f, x: f(x, (1, -2), (0, 1)))
 add("split", "A3x4", half=EXACT)(lambda k, f, x: f(x, [1, 3], 1)[1])
@@ -321,7 +328,7 @@ add("dropout", "A3x4", variant="evaluation", half=EXACT)(lambda k, f, x: f(x, 0.
 # Python bool and have no dtype.
 INTERNAL = (
     "index_grad index_clear gather_grad scatter_clear masked_scale constant_pad_nd recurrence sum_to widen to_device "
-    "matmul_wide scaled scaled_matmul "
+    "matmul_wide scaled scaled_matmul trunc_divide "
     "conv2d_input_grad conv2d_weight_grad max_pool2d_position max_pool2d_scatter max_pool2d_gather window_mean "
     "window_mean_grad upsample2d upsample2d_grad upsample_nearest2d upsample_bilinear2d equal allclose"
 ).split()
