@@ -272,7 +272,7 @@ def close(name, ours, theirs):
 def test_no_op_copies_or_waits(gpu, monkeypatch):
     """Every example, forward and back, with its constants (geometry of pools and resizes) in place after a first run."""
     # picks by host lists, or as many values as a mask holds; converts to Python numbers
-    allowed = {"one_hot": "sync"}
+    allowed = {"one_hot": "sync", "nonzero": "sync"}
     for name in sorted(set(test_policy.EXAMPLES) - SKIPPED):
         for _ in range(2):
             forward_and_back(
