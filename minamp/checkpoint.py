@@ -38,26 +38,25 @@ DTYPES = {d.name: d for d in (*map(np.dtype, _NAMES), *FORMATS)}
 
 @announced("save")
 def save(obj, f):
-    """Write `obj` to the path `f`: Tensors, arrays, numbers, strings, bools and None in dicts, lists and tuples, nested.
+    """Write `obj` to `f`, a path or a file open for writing bytes.
 
-    Tensors are saved without history and without .grad. The file is written beside `f`, brought to disk and then put
-    in its place, so that `f` holds the old file or the whole new one at every moment. TypeError naming the place of
-    an object that can't be stored, FileNotFoundError if the folder does not exist; the old file then stays.
+    obj: Tensors, arrays, numbers, strings, bools and None in dicts, lists and tuples, nested; Tensors are saved without
+    history and without .grad. At a path the file is written beside `f`, brought to disk and then put in its place, so
+    that `f` holds the old file or the whole new one at every moment. TypeError naming the place of an object that can't
+    be stored, FileNotFoundError if the folder does not exist; the old file then stays.
     """
     arrays = []
     document = {"format": MAGIC, "version": VERSION, "content": _pack(obj, "state", arrays)}
+    if hasattr(f, "write"):
+        _write(f, document, arrays)
+        return
     path = Path(os.path.realpath(f))  # through a symbolic link: the link stays one
     if not path.parent.is_dir():
         raise FileNotFoundError(f"save: the folder {path.parent} does not exist: create it first")
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
         with open(part, "xb") as file:
-            with zipfile.ZipFile(file, "w") as archive:
-                with archive.open(DOCUMENT, "w") as member:  # not writestr: that would put the time of day in
-                    member.write(json.dumps(document, allow_nan=False).encode())
-                for i, array in enumerate(arrays):
-                    with archive.open(_member(i), "w", force_zip64=True) as member:
-                        np.lib.format.write_array(member, array, allow_pickle=False)
+            _write(file, document, arrays)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
@@ -66,8 +65,19 @@ def save(obj, f):
         raise
 
 
+def _write(file, document, arrays):
+    with zipfile.ZipFile(file, "w") as archive:
+        with archive.open(DOCUMENT, "w") as member:  # not writestr: that would put the time of day in
+            member.write(json.dumps(document, allow_nan=False).encode())
+        for i, array in enumerate(arrays):
+            with archive.open(_member(i), "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+
+
 def load(f, map_location=None, *, weights_only=True):
-    """What save() was given. Tensors (Parameters too) come back as leaf Tensors, requires_grad as it was.
+    """What save() was given: `f` is its path, or the file open for reading bytes.
+
+    Tensors (Parameters too) come back as leaf Tensors, requires_grad as it was.
 
     map_location: the device they are moved to, the CPU by default. weights_only: accepted as in torch; nothing is unpickled
     either way. TypeError for a map_location that is a function or a dict: tensors are saved without their device.
@@ -78,24 +88,30 @@ def load(f, map_location=None, *, weights_only=True):
         raise TypeError(
             f"load: map_location must be a device such as 'cpu' or 'cuda', got {type(map_location).__name__}"
         )
+    if hasattr(f, "read"):
+        return _loaded(f, getattr(f, "name", type(f).__name__), map_location or "cpu")
     path = Path(f)
     if path.is_dir() or not path.exists():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise FileNotFoundError(f"load: {path} {what}: give the path of a file that minamp.save has written")
     with open(path, "rb") as file:
-        start = file.read(4)
-        if not start or not ZIP.startswith(start):
-            raise ValueError(f"load: {path} {_foreign(start)}")
-        try:
-            with zipfile.ZipFile(file) as archive:
-                return _read(archive, path, map_location or "cpu")
-        except (_Refused, MemoryError):
-            raise
-        except Exception as error:  # changed bytes make zipfile, json and NumPy raise a dozen kinds
-            raise ValueError(
-                f"load: {path} is truncated or damaged ({type(error).__name__}: {error}): take another copy or an "
-                "older checkpoint"
-            ) from error
+        return _loaded(file, path, map_location or "cpu")
+
+
+def _loaded(file, path, device):
+    start = file.read(4)
+    if not start or not ZIP.startswith(start):
+        raise ValueError(f"load: {path} {_foreign(start)}")
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return _read(archive, path, device)
+    except (_Refused, MemoryError):
+        raise
+    except Exception as error:  # changed bytes make zipfile, json and NumPy raise a dozen kinds
+        raise ValueError(
+            f"load: {path} is truncated or damaged ({type(error).__name__}: {error}): take another copy or an "
+            "older checkpoint"
+        ) from error
 
 
 class _Refused(ValueError):

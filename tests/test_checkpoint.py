@@ -1,6 +1,7 @@
 """Checkpoints: what is saved comes back bit for bit, damage is named, an interrupted save leaves the old file."""
 
 import enum
+import io
 import json
 import os
 import pickle
@@ -424,3 +425,19 @@ def test_bug13_ten_steps_save_load_ten_steps_are_twenty_steps(name, tmp_path):
 
     assert first.log + second.log == straight.log
     assert bits(second.state_dict()) == bits(straight.state_dict())
+
+
+def test_open_files_are_written_and_read(tmp_path):
+    state = {"w": minamp.ones(2), "epoch": 3}
+    memory = io.BytesIO()
+    minamp.save(state, memory)
+    memory.seek(0)
+    with open(tmp_path / "state", "wb") as file:
+        minamp.save(state, file)
+    with open(tmp_path / "state", "rb") as file:
+        for found in (minamp.load(memory), minamp.load(file), minamp.load(tmp_path / "state")):
+            assert found["w"].tolist() == [1, 1] and found["epoch"] == 3
+    with pytest.raises(ValueError, match="load: BytesIO is empty"):
+        minamp.load(io.BytesIO())
+    with pytest.raises(ValueError, match="load: BytesIO is truncated or damaged"):
+        minamp.load(io.BytesIO(memory.getvalue()[:100]))
