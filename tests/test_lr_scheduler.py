@@ -178,6 +178,24 @@ def test_warm_restarts_between_two_epochs():
         schedule.step(-1)
 
 
+def test_a_schedule_that_counts_its_steps():
+    """As published for the first Transformer."""
+
+    class Noam(lr_scheduler.LRScheduler):
+        def get_lr(self):
+            t = max(1, self._step_count)
+            return [base * min(t**-0.5, t * 4**-1.5) for base in self.base_lrs]
+
+    o = made()
+    schedule = Noam(o)
+    rates = [schedule.get_last_lr()[0]]
+    for _ in range(5):
+        schedule.step()
+        rates.append(schedule.get_last_lr()[0])
+    # what torch 2.13 gives
+    assert rates == pytest.approx([0.0125, 0.025, 0.0375, 0.05, 0.04472136, 0.04082483], rel=1e-6)
+
+
 @pytest.mark.parametrize("case", PLATEAUS)
 def test_a_plateaus_rates_are_torchs(case):
     options, *lines = PLATEAUS[case]

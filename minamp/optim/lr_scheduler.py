@@ -29,6 +29,8 @@ class LRScheduler:
     """
 
     _name = property(lambda self: type(self).__name__)
+    # how often step() was called, once by __init__: schedules from papers' code read it
+    _step_count = property(lambda self: self.last_epoch + 1)
 
     def __init__(self, optimizer, last_epoch=-1):
         for i, group in enumerate(self._groups(optimizer)):
