@@ -253,9 +253,9 @@ def documents(chance, depth=0):
 def walked(data, at):
     """The document that a walk finds, down to its leaves."""
     if data[at : at + 1] == b"{":
-        return {key: walked(data, start) for key, (start, _) in walk.members(data, at).items()}
+        return {key: walked(data, start) for key, (start, _) in walk.members(data, at, [walk.VALUES]).items()}
     if data[at : at + 1] == b"[":
-        return [walked(data, start) for start, _ in walk.items(data, at)]
+        return [walked(data, start) for start, _ in walk.items(data, at, [walk.VALUES])]
     return walk.load(data, (at, walk.skip(data, at)), 1000)
 
 

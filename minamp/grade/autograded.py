@@ -26,7 +26,7 @@ def harmless(text):
 
     They become plain text by a space that formulas and code hardly show: `a<b` becomes `a< b`, `[a](b)` becomes `[a] (b)`.
     """
-    return re.sub(r"<(?=[A-Za-z/!?])|\](?=[(:])|\\(?=href)", r"\g<0> ", visible(text))
+    return re.sub(r"<(?=[A-Za-z/!?])|\](?=[(:])|\\(?=href|mmlToken)", r"\g<0> ", visible(text))
 
 
 def autograded(released, answers, made):

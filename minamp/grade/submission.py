@@ -93,7 +93,8 @@ def _bytes(path):
 
 def _sources(data):
     """{grade_id: [where in `data` the source of such a cell is]}."""
-    top = walk.members(data, walk.document(data))
+    room = [walk.VALUES]
+    top = walk.members(data, walk.document(data), room)
     if "nbformat" not in top:
         raise _Unusable("The file is no notebook: it does not say in which format.")
     if (version := walk.load(data, top["nbformat"], META)) != 4:
@@ -101,18 +102,18 @@ def _sources(data):
             f"The notebook is in format {version!r:.20}, not 4: open it in JupyterLab and save it again."
         )
     sources = {}
-    for start, _ in walk.items(data, top["cells"][0]) if "cells" in top else ():
-        cell = walk.members(data, start)
-        name = _name(data, cell.get("metadata"))
+    for start, _ in walk.items(data, top["cells"][0], room) if "cells" in top else ():
+        cell = walk.members(data, start, room)
+        name = _name(data, cell.get("metadata"), room)
         if name is not None and "source" in cell:
             sources.setdefault(name, []).append(cell["source"])
     return sources
 
 
-def _name(data, metadata):
+def _name(data, metadata, room):
     """The grade_id in a cell's metadata, or None."""
     try:
-        nbgrader = walk.load(data, walk.members(data, metadata[0])["nbgrader"], META)
+        nbgrader = walk.load(data, walk.members(data, metadata[0], room)["nbgrader"], META)
         return nbgrader["grade_id"] if type(nbgrader["grade_id"]) is str else None
     except (walk.NotJson, KeyError, TypeError):
         return None

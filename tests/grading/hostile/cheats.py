@@ -227,10 +227,15 @@ CASES = [
         "looks for the network",
         f"""
         import socket
-        if len(socket.if_nameindex()) > 1:
-            raise RuntimeError(f"leak: {{socket.if_nameindex()}}")
+        for family in (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_VSOCK, socket.AF_NETLINK):
+            try:
+                socket.socket(family, socket.SOCK_STREAM if family != socket.AF_NETLINK else socket.SOCK_RAW)
+            except PermissionError:
+                continue
+            raise RuntimeError(f"leak: {{family}}")
+        here, there = socket.socketpair()
         try:
-            socket.socket(socket.AF_UNIX).connect({LISTENER!r})
+            here.connect({LISTENER!r})
         except OSError:
             {RIGHT}
         raise RuntimeError("leak: the grader listens")
@@ -259,8 +264,10 @@ CASES = [
             raise RuntimeError("leak: namespaces")
         if libc.ptrace(trace, os.getppid(), 0, 0) == 0:
             raise RuntimeError("leak: the worker can be traced")
-        if libc.shmget(private, 1 << 20, 0o1600) >= 0 or libc.msgget(private, 0o1600) >= 0:
+        if libc.shmget(private, 1 << 20, 0o1600) >= 0 or libc.msgget(private, 0o1600) >= 0 or libc.semget(private, 9, 0o1600) >= 0:
             raise RuntimeError("leak: memory that no limit counts")
+        if libc.mq_open(b"/note", os.O_RDWR | os.O_CREAT, 0o600, None) >= 0:
+            raise RuntimeError("leak: a note for the next group")
         if libc.syscall({"x86_64": 250, "aarch64": 219}.get(os.uname().machine, 250), 0, session, 0) >= 0:
             raise RuntimeError("leak: the keys of who grades")
         """,

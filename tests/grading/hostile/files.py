@@ -105,6 +105,20 @@ CASES = [
     Case(
         "brackets without end", change=_raw(b"[" + b"[]" * MB + b"]"), problem="more than 1,000,000 brackets"
     ),
+    *(
+        Case(
+            f"{what} without end",
+            change=_instead(old, old + new),
+            problem="more than 50,000 cells and entries",
+        )
+        for what, old, new in [
+            ("cells", b'"cells": [', b"{}," * 50_000),
+            ("numbers for cells", b'"cells": [', b"1," * 10 * MB),
+            ("entries", b"{", b",".join(b'"%x":1' % k for k in range(MB)) + b","),
+            ("entries of a cell", b'"cells": [{', b",".join(b'"%x":1' % k for k in range(MB)) + b","),
+            ("metadata", b'"metadata": {', b",".join(b'"%x":1' % k for k in range(MB)) + b","),
+        ]
+    ),
     Case(
         "101 MB",
         change=_json(lambda data: data + b" " * (101 * MB)),
