@@ -144,7 +144,8 @@ class StudentSide:
         if isinstance(error, EOFError):
             return f"ended its process ({self._ending()})"
         if time.monotonic() >= self._end:
-            return f"was stopped: the {self._limits.total:g} s for one submission are used up"
+            used_up = f"was stopped: the {self._limits.total:g} s for one submission are used up"
+            return f"{used_up} (all answer cells run anew for each group of checks; trials in them cost time)"
         return f"did not come to an end within {self._limits.group:g} s (an endless loop?)"
 
     def _ending(self):

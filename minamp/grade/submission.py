@@ -127,7 +127,8 @@ def _answer(data, name, spans):
         )
     if len(spans) > 1:
         raise _Unusable(
-            f"Your notebook has {len(spans)} cells `{name}`; a copy keeps the name. Delete all but one."
+            f"Your notebook has {len(spans)} cells `{name}`; a copy keeps the name, and both parts of a split cell do. "
+            "Delete or merge all but one."
         )
     try:
         return _source(data, spans[0])

@@ -14,6 +14,7 @@ was given, as they are now}, {"raised": text}, {"returned": text about what cann
 """
 
 import os
+import re
 import signal
 import socket
 import struct
@@ -23,6 +24,8 @@ import types
 
 NOFILE = 64
 TEXT = 300  # characters of an exception's message
+# The indentation of a line for IPython: %timeit f(x), !ls, f?
+NOT_PYTHON = re.compile(r"[ \t]*+(?=%%?[a-z]|!(?!=)|\?|[\w.]+\?\??\s*$)")
 
 
 def main(control, memory, cpu, site):
@@ -106,11 +109,24 @@ def run(cells, skip, begin):
         if cell["id"] in answers:
             begin(cell["id"])
         try:
-            code = compile(cell["source"].tobytes().decode(), f"<{cell['id']}>", "exec", dont_inherit=True)
-            exec(code, module.__dict__)
+            exec(compiled(cell["source"].tobytes().decode(), f"<{cell['id']}>"), module.__dict__)
         except BaseException as error:
             failed[cell["id"]] = described(error, answers)
     return module.__dict__, failed
+
+
+def compiled(source, name):
+    """The code of a cell. A line that is no Python but ran in the student's notebook is passed over."""
+    lines = source.split("\n")
+    while True:
+        try:
+            return compile("\n".join(lines), name, "exec", dont_inherit=True)
+        except SyntaxError as error:
+            number = error.lineno or 0
+            start = NOT_PYTHON.match(lines[number - 1]) if 0 < number <= len(lines) else None
+            if not start:
+                raise
+            lines[number - 1] = start[0] + "pass"
 
 
 def answer(namespace, answers, call, arrays, frames, numpy):
@@ -131,7 +147,7 @@ def answer(namespace, answers, call, arrays, frames, numpy):
 
 
 def described(error, answers):
-    """Type and message of an exception, and the line of the student's cell that it comes from."""
+    """Type and message of an exception, the line of the student's cell that it comes from, and what may be behind it."""
     try:
         line = error.lineno if isinstance(error, SyntaxError) else None
         step = error.__traceback__
@@ -141,7 +157,11 @@ def described(error, answers):
             step = step.tb_next
         message = error.msg if isinstance(error, SyntaxError) else str(error)
         text = f"{type(error).__name__}: {message[:TEXT].rstrip('.')}" if message else type(error).__name__
-        return f"{text} (line {line} of your cell)" if line else text
+        text = f"{text} (line {line} of your cell)" if line else text
+        missing = isinstance(error, NameError | ImportError)
+        return (
+            f"{text}; only the answer cells are run, and of packages only NumPy is there" if missing else text
+        )
     except BaseException:
         return "an exception that cannot be shown"
 

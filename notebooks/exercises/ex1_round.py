@@ -337,7 +337,9 @@ for mode, expected in {
     wrong = ", ".join(f"{v:g}" for v in x.view(np.float32)[y != np.array(expected)])
     assert not wrong, f'mode "{mode}" is wrong for {wrong}'
 ### BEGIN HIDDEN TESTS
-special = float_bits(0, 65504, 65505, 65519, 65520, 65535, 65536, 2.0**-24, 2.0**-25, 2.0**-14, np.inf)
+special = float_bits(
+    0, 65504, 65505, 65519, 65520, 65535, 65536, 2.0**-24, 2.0**-25, 2.0**-14, 2.0**-126, np.inf
+)
 on_grid = rng.integers(0, 0x7C00, 200).astype(np.uint16).view(np.float16).astype(np.float32).view(np.uint32)
 groups = {
     "with normal results": rng.integers(0x38800000, 0x477FE000, 200).astype(np.uint32),
@@ -345,6 +347,7 @@ groups = {
     "below 2^-25": rng.integers(1, 0x33000000, 200).astype(np.uint32),
     "above 65504": rng.integers(0x477FE001, 0x7F800000, 200).astype(np.uint32),
     "that are halves": on_grid,
+    "next to halves": np.maximum(on_grid, 1) + rng.choice(np.array([-1, 1]), 200).astype(np.uint32),
     "at the limits of half": np.concatenate([special] * 10),
 }
 faults = []
@@ -525,6 +528,7 @@ for r in (0, 0xFFFFFFFF, None):
     )
 x = rng.integers(0x477FE001, 0x7F800000, 200)  # above 65504
 x[:40] = rng.integers(0x477FE001, 0x47800000, 40)  # below 65536
+x[40] = 0x7F7FFFFF  # the largest float32
 sign = rng.integers(0, 2, 200)
 random = rng.integers(0, 2**32, 200, np.uint32)
 random[::4], random[1::4] = 0xFFFFFFFF, 0

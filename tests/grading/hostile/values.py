@@ -111,6 +111,23 @@ CASES = [
         "def scale(x, factor)\n    return x\n",
         "SyntaxError: expected ':' .line 2 of your cell",
     ),
+    scale(
+        "holds lines for IPython",
+        "%%time\n%matplotlib inline\n!pip list\n"
+        + tiny.SCALE
+        + "\n%timeit scale(1\nnp.exp?\n?np\nif 1:\n    %cd /\n",
+    ),
+    scale(
+        "has a line for IPython and another that is wrong",
+        "%matplotlib inline\n" + tiny.SCALE + "\nx = = 1  # is it?\n",
+        "SyntaxError: invalid syntax .line 8 of your cell",
+    ),
+    scale(
+        "needs another cell",
+        "import numpy as np\n\ndef scale(x, factor):\n    return helper(x)\n",
+        "NameError: name 'helper' is not defined .line 5 of your cell.; only the answer cells are run",
+    ),
+    scale("needs a package", "import matplotlib\n", "ModuleNotFoundError.*; only the answer cells are run"),
     scale("holds a NUL", tiny.SCALE + "\0", "null bytes"),
     scale("nests too deep", "x = " + "(" * 10**5 + ")" * 10**5 + tiny.SCALE, "Your cell `scale`"),
     scale("negates too often", "x = " + "-" * 10**5 + "1" + tiny.SCALE, "Your cell `scale`"),

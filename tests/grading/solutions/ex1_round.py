@@ -460,6 +460,18 @@ return np.where(sign == 1, -x, x)
             _DIRECTED,
         ),
         wrong(
+            "a rest of one unit is no rest",
+            instead("away & (rest > 0)", "away & (rest > 1)"),
+            _DIRECTED,
+        ),
+        wrong(
+            "the smallest normal float32 counts as subnormal",
+            instead(
+                "np.where(exponent > 0, mantissa | 0x800000", "np.where(exponent > 1, mantissa | 0x800000"
+            ),
+            _DIRECTED,
+        ),
+        wrong(
             "an infinity is clamped by the directed modes",
             instead(
                 _SPECIAL,
@@ -685,6 +697,11 @@ return (pattern | sign).astype(np.uint16)
         wrong(
             "overflow becomes infinity",
             instead("np.minimum(magnitude, 0x477FE000)", "np.minimum(magnitude, 0x47800000)"),
+            _KEPT,
+        ),
+        wrong(
+            "the largest float32 becomes NaN",
+            instead("np.where(magnitude < 0x7F800000,", "np.where(magnitude < 0x7F7FFFFF,"),
             _KEPT,
         ),
         wrong(
