@@ -249,8 +249,10 @@ def test_nbgraders_pages_show_the_answers_and_the_reasons_and_no_hidden_test(cou
 
 
 def test_written_answers_hold_no_html_and_no_links():
-    text = "a<b, 1 < 2, <img onerror=x>, </p>, <!-- -->, [x](javascript:y), [x]: y, "
+    text = (
+        "a<b, 1 < 2, <img onerror=x>, </p>, <!-- -->, [x](javascript:y), [x]: y, "
         "$\\href{x}{y} \\mmlToken{mi}[href=x]{y}$ \\\\ [0](1)"
+    )
     assert harmless(text) == (
         "a< b, 1 < 2, < img onerror=x>, < /p>, < !-- -->, [x] (javascript:y), [x] : y, "
         "$\\ href{x}{y} \\ mmlToken{mi}[href=x]{y}$ \\\\ [0] (1)"
