@@ -250,13 +250,19 @@ def test_nbgraders_pages_show_the_answers_and_the_reasons_and_no_hidden_test(cou
 
 def test_written_answers_hold_no_html_and_no_links():
     text = (
-        "a<b, 1 < 2, <img onerror=x>, </p>, <!-- -->, [x](javascript:y), [x]: y, "
+        "a<b, 1 < 2, <img onerror=x>, </p>, <!-- -->, [x](javascript:y), [x]: y, http://x, "
         "$\\href{x}{y} \\mmlToken{mi}[href=x]{y}$ \\\\ [0](1)"
     )
     assert harmless(text) == (
-        "a< b, 1 < 2, < img onerror=x>, < /p>, < !-- -->, [x] (javascript:y), [x] : y, "
+        "a< b, 1 < 2, < img onerror=x>, < /p>, < !-- -->, [x] (javascript:y), [x] : y, http: //x, "
         "$\\ href{x}{y} \\ mmlToken{mi}[href=x]{y}$ \\\\ [0] (1)"
     )
+
+
+@pytest.mark.parametrize("name", ["ada", "<" * 255, "\u202e" * 85, "ä," * 85])
+def test_a_students_name_in_nbgrader_fits_into_a_folders_name(name):
+    assert len(gradebook.student_id(name).encode()) <= 255
+    assert (gradebook.student_id(name) == name) == (name == "ada")
 
 
 def test_what_is_not_entered_is_said(course, monkeypatch):

@@ -1,6 +1,7 @@
 """From submissions to marks: everybody has a row, nothing is lost, nothing is done twice, nothing of a student's gets out."""
 
 import csv
+import errno
 import json
 import os
 import re
@@ -9,12 +10,14 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from grading import classroom, ordinary, tiny
-from grading.classroom import FULL, grade, hand_in
+from grading.classroom import FULL, grade, hand_in, no_sandbox
 
 from minamp.grade import __main__ as command
+from minamp.grade import run
 from minamp.grade.course import CourseError, exercise_seed
 from minamp.grade.feedback import page, visible
 from minamp.grade.run import cell
@@ -349,6 +352,17 @@ def test_a_wrong_command_line_is_explained(course, monkeypatch, capsys, argument
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be refused as root")
+def test_a_full_disk_is_named_and_the_next_run_goes_on(course, monkeypatch, capsys):
+    hand_in(course, "ada")
+    with no_sandbox(), monkeypatch.context() as patch:
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        patch.setattr(run, "write_grades", mock.Mock(side_effect=full))
+        assert command.main([str(course.root), "--unsafe"]) == 2
+    assert "No space left on device. What is marked is kept" in capsys.readouterr().err
+    with no_sandbox():
+        assert command.main([str(course.root), "--unsafe"]) == 0
+
+
 def test_root_is_refused_unless_told(course, capsys):
     hand_in(course, "ada")
     assert command.main([str(course.root)]) == 2

@@ -136,6 +136,9 @@ def main(argv=None):
     except (CourseError, SandboxError) as error:
         print(f"grade: {error}", file=sys.stderr)
         return 2
+    except OSError as error:  # a full disk, a folder that may not be written
+        print(f"grade: {error}. What is marked is kept; the next run goes on from there", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("\nstopped; the next run goes on from here", file=sys.stderr)
         return 130

@@ -24,9 +24,10 @@ def released(master, config):
 def harmless(text):
     """Markdown without HTML and links: nbgrader's pages would run what is in them in the instructor's name, or when clicked.
 
-    They become plain text by a space that formulas and code hardly show: `a<b` becomes `a< b`, `[a](b)` becomes `[a] (b)`.
+    They become plain text by a space that formulas and code hardly show: `a<b` becomes `a< b`, `[a](b)` becomes `[a] (b)`,
+    `http://a` becomes `http: //a`.
     """
-    return re.sub(r"<(?=[A-Za-z/!?])|\](?=[(:])|\\(?=href|mmlToken)", r"\g<0> ", visible(text))
+    return re.sub(r"<(?=[A-Za-z/!?])|\](?=[(:])|\\(?=href|mmlToken)|:(?=//)", r"\g<0> ", visible(text))
 
 
 def autograded(released, answers, made):
