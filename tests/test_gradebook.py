@@ -265,6 +265,11 @@ def test_a_students_name_in_nbgrader_fits_into_a_folders_name(name):
     assert (gradebook.student_id(name) == name) == (name == "ada")
 
 
+@pytest.mark.parametrize("name", ["=1", "+1", "-1", "@a", " -1", "\t=1"])
+def test_no_spreadsheet_computes_a_students_name(name):
+    assert gradebook.student_id(name).startswith("_")
+
+
 def test_what_is_not_entered_is_said(course, monkeypatch):
     hand_in(course, "ada")
     records, _ = grade(course, unsafe=True)

@@ -23,6 +23,7 @@ import time
 import types
 
 NOFILE = 64
+PYTHON = "{}.{}".format(*sys.version_info)
 TEXT = 300  # characters of an exception's message
 # The indentation of a line for IPython: %timeit f(x), !ls, f?
 NOT_PYTHON = re.compile(r"[ \t]*+(?=%%?[a-z]|!(?!=)|\?|[\w.]+\?\??\s*$)")
@@ -158,10 +159,9 @@ def described(error, answers):
         message = error.msg if isinstance(error, SyntaxError) else str(error)
         text = f"{type(error).__name__}: {message[:TEXT].rstrip('.')}" if message else type(error).__name__
         text = f"{text} (line {line} of your cell)" if line else text
-        missing = isinstance(error, NameError | ImportError)
-        return (
-            f"{text}; only the answer cells are run, and of packages only NumPy is there" if missing else text
-        )
+        if isinstance(error, NameError | ImportError | SyntaxError):
+            text += f"; only the answer cells are run, by Python {PYTHON} with NumPy alone"
+        return text
     except BaseException:
         return "an exception that cannot be shown"
 

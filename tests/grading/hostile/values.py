@@ -120,7 +120,7 @@ CASES = [
     scale(
         "has a line for IPython and another that is wrong",
         "%matplotlib inline\n" + tiny.SCALE + "\nx = = 1  # is it?\n",
-        "SyntaxError: invalid syntax .line 8 of your cell",
+        "SyntaxError: invalid syntax .line 8 of your cell.; only the answer cells are run, by Python 3",
     ),
     scale(
         "needs another cell",
