@@ -32,7 +32,7 @@ class Limits:
     """What one submission may use: seconds of one test group, seconds of all groups together, bytes of address space."""
 
     group: float = 5.0
-    total: float = 40.0
+    total: float = 60.0
     memory: int = 2 << 30
 
 
