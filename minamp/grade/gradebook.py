@@ -134,7 +134,7 @@ class _Book:
 
 def student_id(name):
     """What nbgrader calls the student with this folder: the same, but for what its pages and its CSV would take for their own."""
-    plain = re.sub(r'[<>&",*?\[\]\s]|^\s*[=+@-]', "_", visible(name).replace(" ", "\0")).replace("\0", " ")
+    plain = re.sub(r'[<>&",*?\[\]\s]|^\0*[=+@-]', "_", visible(name).replace(" ", "\0")).replace("\0", " ")
     # It names a folder too, for which no system takes more than 255 bytes.
     short = plain.encode("utf-8")[:240].decode("utf-8", "ignore")
     return name if plain == name else f"{short}-{fingerprint(os.fsencode(name))[:6]}"
