@@ -6,13 +6,14 @@ TORCH_VENV := .venv-torch
 BENCH_VENV := .venv-bench
 BOOK_VENV := .venv-notebooks
 GRADE_VENV := .venv-grade
+EMULATED_VENV := .venv-emulated
 # The course folder of the exercises. One for a real class belongs outside this repository.
 COURSE ?= build/course
 # One BLAS thread per test worker: two workers on two cores.
 ONE_THREAD := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu setup-compile demo demo-mpi detector test test-gpu conformance bench scaling figures notebooks test-notebooks site test-site exercises grade test-grade lint clean
+.PHONY: help setup setup-gpu setup-compile demo demo-mpi detector test test-gpu test-emulated conformance bench scaling figures notebooks test-notebooks site test-site exercises grade test-grade lint clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -49,6 +50,16 @@ test: $(VENV)/ready  ## run the tests
 
 test-gpu: $(VENV)/ready  ## run the tests that need an NVIDIA GPU
 	$(RUN) -m pytest -q -m gpu $(ARGS)
+
+# Not a part of make test: it reaches into one version of CuPy, and needs g++ and 500 MB.
+test-emulated: $(EMULATED_VENV)/ready  ## run the GPU tests without a GPU: real CuPy on a CUDA that the CPU plays (needs g++)
+	@$(ONE_THREAD) $(EMULATED_VENV)/bin/python tests/emulated/run.py $(ARGS)
+
+$(EMULATED_VENV)/ready: pyproject.toml constraints.txt
+	@$(PYTHON) tests/emulated/run.py --machine
+	$(PYTHON) -m venv $(EMULATED_VENV)
+	$(EMULATED_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,gpu-compile]'
+	@touch $@
 
 conformance: $(TORCH_VENV)/ready  ## make the golden values again with torch and show what differs
 	$(TORCH_VENV)/bin/python tests/conformance/make_goldens.py --check
@@ -119,5 +130,5 @@ lint: $(VENV)/ready  ## check style and format
 
 clean:  ## remove the environment and everything generated outside git
 	@if [ -e build/course/results ]; then echo "build/course holds marks: left there"; else rm -rf build/course; fi
-	rm -rf $(VENV) $(TORCH_VENV) $(BENCH_VENV) $(BOOK_VENV) $(GRADE_VENV) $(filter-out build/course,$(wildcard build/*)) *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(TORCH_VENV) $(BENCH_VENV) $(BOOK_VENV) $(GRADE_VENV) $(EMULATED_VENV) $(filter-out build/course,$(wildcard build/*)) *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
