@@ -13,6 +13,7 @@ import sys
 
 # They compute nothing on a GPU and stay CuPy's.
 KEPT = {"cudaGetErrorName", "cudaGetErrorString", "cudaRuntimeGetVersion"}
+PER_THREAD = ("_ptsz", "_ptds")  # variants for a default stream per thread, which CuPy takes only where asked
 NOT_SUPPORTED = 801  # cudaErrorNotSupported
 JUMP = b"\x48\xb8%b\xff\xe0"  # mov rax, address; jmp rax
 _alive = []  # callbacks that C may still call
@@ -32,9 +33,7 @@ def install(folder, libraries):
         base = int(next(line for line in maps if path in line).split("-")[0], 16)
     symbols = subprocess.run(["nm", "-S", path], capture_output=True, text=True, check=True).stdout
     for at, size, name in re.findall(r"^(\w+) (\w+) [tT] (cuda[A-Z]\w*)$", symbols, re.MULTILINE):
-        if name not in KEPT and not name.endswith(
-            ("_ptsz", "_ptds")
-        ):  # streams of their own per thread: not asked for
+        if name not in KEPT and not name.endswith(PER_THREAD):
             ours = getattr(cuda, name, None) or _missing(name)
             target = ctypes.cast(ours, ctypes.c_void_p).value
             _write(base + int(at, 16), JUMP % target.to_bytes(8, "little"), int(size, 16))
