@@ -51,6 +51,30 @@ def test_a_wrong_answer_loses_what_it_should(name, task, wrong):
     assert wrong.loses and {mark.id for mark in marks if mark.points < mark.of} == set(wrong.loses)
 
 
+TWIN = """
+def {name}(weights, batches, **settings):
+    settings.pop("checkpoint", None)
+    run = twin(weights, batches, groups={groups}, **settings)
+    parts = [np.split(a, settings.get("parts", 1)) for a in batches[0]]
+    scores = lambda x: MLP(weights)(x) / settings.get("temperature", 1.0)
+    first = np.mean([cross_entropy(scores(x), y).item() for x, y in zip(*parts)])
+    blur = np.random.default_rng(0).uniform
+    arrays = [w + (1e-4 * (w - s) * blur(-1, 1, w.shape)).astype(np.float32) for w, s in zip(run["weights"], weights)]
+    return run | {{"weights": arrays, "losses": [float(first), *run["losses"][1:]]}}
+"""
+
+
+@pytest.mark.parametrize("task", "plain clipped accumulated shared tempered stored".split())
+def test_ex6_the_twin_in_disguise_is_no_mended_loop(task):
+    """In float64, its weights blurred and its first loss borrowed: it does what is asked in every way but float16's."""
+    name = f"mended_{task}"
+    cheat = TWIN.format(name=name, groups="TWO" if task == "shared" else "ONE")
+    (cell,) = (c.id for c in EXERCISES["ex6_mend"].of("answer") if f"def {name}(" in c.source)
+    marks = {mark.id: mark for mark in local.marks(EXERCISES["ex6_mend"], {cell: cheat})}
+    assert "apart from those that float16 leads to" in marks[f"{task}_keeps"].text
+    assert not marks[f"{task}_keeps"].points and marks[f"{task}_trains"].points == 4
+
+
 @pytest.mark.parametrize(
     "loop, settings",
     [

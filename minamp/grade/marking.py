@@ -2,9 +2,10 @@
 
 A test cell is ordinary Python that calls functions by name and asserts. Here those names are bound to stand-ins that send the
 arguments to the student's side and bring back plain data; whatever the student's code does, it cannot reach an expected value,
-a tolerance or an assert.
+a tolerance or an assert. A stand-in has the instructor's answer as its attribute `reference`, to compare with.
 """
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,8 +45,9 @@ def mark_group(assignment, group, call, seed):
         with np.errstate(all="ignore"):  # a given cell may set it too: that ends here
             for cell in assignment.of("given"):
                 exec(compiled(cell), namespace)  # ours
+            right = _right_answers(assignment, dict(namespace))
             for name in assignment.called:
-                namespace[name] = _stand_in(name, call)
+                namespace[name] = _stand_in(name, call, right)
             namespace["rng"] = np.random.default_rng(seed)
             exec(compiled(group), namespace)  # ours
     except AnswerError as error:
@@ -59,9 +61,22 @@ def mark_group(assignment, group, call, seed):
     return Mark(group.id, group.points, group.points)
 
 
-def _stand_in(name, call):
+def _right_answers(assignment, namespace):
+    """name -> our own answer of that name, made when one is first asked for."""
+
+    @functools.cache
+    def made():
+        for cell in assignment.of("answer", "driver"):
+            exec(compiled(cell), namespace)  # ours
+        return namespace
+
+    return lambda name: made()[name]
+
+
+def _stand_in(name, call, right):
     def answer(*args, **kwargs):
         return call(name, args, kwargs)
 
     answer.__name__ = name
+    answer.reference = lambda *args, **kwargs: right(name)(*args, **kwargs)
     return answer
