@@ -589,7 +589,9 @@ for settings in drawn(rng, "max_norm"):
 
 ### BEGIN HIDDEN TESTS
 for scale, norm, faint in ((2.0**20, 0.5, False), (2.0**13, 0.3, True), (8.0, 0.3, False)):
-    check_keeps(mended_clipped, rng, 9, faint, right=reference(mended_clipped), init_scale=scale, max_norm=norm)
+    check_keeps(
+        mended_clipped, rng, 9, faint, right=reference(mended_clipped), init_scale=scale, max_norm=norm
+    )
 ### END HIDDEN TESTS
 
 # %% nbgrader={"grade": true, "grade_id": "clipped_convicts", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
@@ -697,7 +699,9 @@ for settings in drawn(rng):
 
 ### BEGIN HIDDEN TESTS
 for scale, faint in ((2.0**20, False), (2.0**13, True), (8.0, False)):
-    check_norms(*check_keeps(mended_watched, rng, 9, faint, right=reference(mended_watched), init_scale=scale))
+    check_norms(
+        *check_keeps(mended_watched, rng, 9, faint, right=reference(mended_watched), init_scale=scale)
+    )
 ### END HIDDEN TESTS
 
 # %% nbgrader={"grade": true, "grade_id": "watched_convicts", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
@@ -807,7 +811,8 @@ for settings in drawn(rng, "parts", "max_norm"):
 for scale, parts, norm, faint in (
     (2.0**20, 2, 0.5, False), (2.0**13, 4, 0.3, True), (8.0, 8, 0.3, False),
 ):  # fmt: skip
-    check_keeps(mended_accumulated, rng, 8, faint, right=reference(mended_accumulated), init_scale=scale, parts=parts, max_norm=norm)
+    settings = dict(init_scale=scale, parts=parts, max_norm=norm)
+    check_keeps(mended_accumulated, rng, 8, faint, right=reference(mended_accumulated), **settings)
 ### END HIDDEN TESTS
 
 # %% nbgrader={"grade": true, "grade_id": "accumulated_convicts", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
@@ -1010,7 +1015,8 @@ for settings in drawn(rng, "temperature"):
 
 ### BEGIN HIDDEN TESTS
 for t, scale, faint in ((1 / 64, 128.0, False), (1 / 16, 2.0**16, False), (1.0, 2.0**13, True)):
-    check_keeps(mended_tempered, rng, 9, faint, right=reference(mended_tempered), temperature=t, init_scale=scale, lr=0.1 * t**2)
+    settings = dict(temperature=t, init_scale=scale, lr=0.1 * t**2)
+    check_keeps(mended_tempered, rng, 9, faint, right=reference(mended_tempered), **settings)
 ### END HIDDEN TESTS
 
 # %% nbgrader={"grade": true, "grade_id": "tempered_convicts", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
