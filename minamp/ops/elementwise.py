@@ -92,8 +92,8 @@ class div:
     def vjp_a(m, g, b):
         return g / b
 
-    def vjp_b(m, g, a, b):  # not y, which is then free to be written: q = x / scale; q += bias
-        return -(g * (a / b) / b)
+    def vjp_b(m, g, b, y):
+        return -(g * y / b)
 
 
 @op(policy=PROMOTE, mixed="promote")
