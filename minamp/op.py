@@ -253,10 +253,9 @@ class Op:
                 if is_floating(d):
                     if not self.is_cast:
                         y = m.cast(y, dtype)
+                # NumPy widens by 0-dim arrays too, and some of its results of bools are int8
                 elif self.mixed == "promote" and d.kind in "iu" and (dtype.kind in "iu" or d == np.int8):
-                    y = m.cast(
-                        y, dtype
-                    )  # NumPy widens by 0-dim arrays too, and some of its results of bools are int8
+                    y = m.cast(y, dtype)
         except Exception as error:
             self._explain(error, args)
             raise

@@ -451,7 +451,7 @@ class Graph:
             launch()
 
 
-LIBRARY = types.SimpleNamespace(  # cuBLAS without CuPy
+CUBLAS = types.SimpleNamespace(  # cuBLAS without CuPy
     cublasSetStream_v2=lambda handle, stream: 0,
     cublasGemmEx=_cublas("gemm_ex"),
     cublasGemmStridedBatchedEx=_cublas("gemm_strided_batched_ex"),
@@ -472,8 +472,8 @@ MODULE.cuda = types.SimpleNamespace(
     ),
     device=types.SimpleNamespace(get_cublas_handle=lambda: 1, get_device_id=lambda: 0),
     cublas=types.SimpleNamespace(
-        gemmEx=_guarded(LIBRARY.cublasGemmEx),
-        gemmStridedBatchedEx=_guarded(LIBRARY.cublasGemmStridedBatchedEx),
+        gemmEx=_guarded(CUBLAS.cublasGemmEx),
+        gemmStridedBatchedEx=_guarded(CUBLAS.cublasGemmStridedBatchedEx),
         setMathMode=lambda handle, mode: None,
     ),
 )
@@ -483,8 +483,8 @@ MODULE.get_default_memory_pool = lambda: pool
 @contextlib.contextmanager
 def installed():
     """The stand-in in CuPy's place; yields this module's names as an object with `count`."""
-    before, library = device.use(MODULE), cublas.library
-    cublas.library = lambda: LIBRARY
+    before, loaded = device.use(MODULE), cublas.loaded
+    cublas.loaded = lambda: CUBLAS
     device._ready.append("ok")  # the real check multiplies halves
     count.clear()
     try:
@@ -492,4 +492,4 @@ def installed():
     finally:
         faults.clear()
         device.use(before)
-        cublas.library = library
+        cublas.loaded = loaded

@@ -22,17 +22,16 @@ def call(name, handle, *args):
     try:
         getattr(xp.cuda.cublas, name)(handle, *args)
     except NotImplementedError:
-        cublas, stream = library(), xp.cuda.get_current_stream().ptr
+        cublas = loaded()
+        product = getattr(cublas, f"cublas{name[0].upper()}{name[1:]}")
         types = [_KINDS[k] for k in _ARGUMENTS[name].replace(" ", "")]
         args = [kind(a) for kind, a in zip(types, (handle, *args), strict=True)]
-        status = cublas.cublasSetStream_v2(args[0], ctypes.c_void_p(stream)) or getattr(
-            cublas, f"cublas{name[0].upper()}{name[1:]}"
-        )(*args)
-        if status:
+        stream = ctypes.c_void_p(xp.cuda.get_current_stream().ptr)
+        if status := cublas.cublasSetStream_v2(args[0], stream) or product(*args):
             raise xp.cuda.cublas.CUBLASError(status) from None
 
 
-def library():
-    """The library: CuPy has loaded it, so its name finds it wherever it lies."""
+def loaded():
+    """cuBLAS as CuPy has loaded it: its name finds it then, wherever it lies."""
     version = xp.cuda.runtime.runtimeGetVersion() // 1000
     return ctypes.CDLL(f"cublas64_{version}.dll" if sys.platform == "win32" else f"libcublas.so.{version}")

@@ -45,7 +45,7 @@ def mark_group(assignment, group, call, seed):
         with np.errstate(all="ignore"):  # a given cell may set it too: that ends here
             for cell in assignment.of("given"):
                 exec(compiled(cell), namespace)  # ours
-            right = _right_answers(assignment, dict(namespace))
+            right = functools.cache(functools.partial(_right_answers, assignment, dict(namespace)))
             for name in assignment.called:
                 namespace[name] = _stand_in(name, call, right)
             namespace["rng"] = np.random.default_rng(seed)
@@ -62,15 +62,10 @@ def mark_group(assignment, group, call, seed):
 
 
 def _right_answers(assignment, namespace):
-    """name -> our own answer of that name, made when one is first asked for."""
-
-    @functools.cache
-    def made():
-        for cell in assignment.of("answer", "driver"):
-            exec(compiled(cell), namespace)  # ours
-        return namespace
-
-    return lambda name: made()[name]
+    """The namespace with our own answers in it; most groups don't ask for it."""
+    for cell in assignment.of("answer", "driver"):
+        exec(compiled(cell), namespace)  # ours
+    return namespace
 
 
 def _stand_in(name, call, right):
@@ -78,5 +73,5 @@ def _stand_in(name, call, right):
         return call(name, args, kwargs)
 
     answer.__name__ = name
-    answer.reference = lambda *args, **kwargs: right(name)(*args, **kwargs)
+    answer.reference = lambda *args, **kwargs: right()[name](*args, **kwargs)
     return answer

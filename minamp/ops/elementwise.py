@@ -10,6 +10,11 @@ from minamp.tensor import Tensor
 # ---------------------------------------------------------------------------------------------------------------- arithmetic
 
 
+def _no_slope(m, g):
+    """The gradient of what is flat, or constant, almost everywhere."""
+    return m.zeros_like(g)
+
+
 def _alpha(name, alpha, *args):
     """alpha as a number. RuntimeError for a float where everything else is an integer: the sum would lose what it adds."""
     alpha = number(alpha)
@@ -176,8 +181,7 @@ class sign:
     def forward(m, x):
         return x.copy() if x.dtype.kind == "b" else m.sign(x)  # NumPy has no sign of bools
 
-    def vjp_x(m, g):
-        return m.zeros_like(g)
+    vjp_x = _no_slope
 
 
 @op(policy=NOT_LISTED, mixed="promote")
@@ -290,8 +294,7 @@ class zeros_like:
     def forward(m, x):
         return m.zeros_like(x)
 
-    def vjp_x(m, g):
-        return m.zeros_like(g)
+    vjp_x = _no_slope
 
 
 # ------------------------------------------------------------------------------------------------- steps: their gradient is 0
@@ -304,11 +307,7 @@ class floor_divide:
     def forward(m, a, b):
         return m.floor_divide(a, b)
 
-    def vjp_a(m, g):
-        return m.zeros_like(g)
-
-    def vjp_b(m, g):
-        return m.zeros_like(g)
+    vjp_a = vjp_b = _no_slope
 
 
 @op(policy=NOT_LISTED, mixed="promote")
@@ -321,11 +320,7 @@ class trunc_divide:
         y = m.floor_divide(a, b)  # exact where a / b is rounded
         return y + ((y * b != a) & ((a < 0) != (b < 0)))
 
-    def vjp_a(m, g):
-        return m.zeros_like(g)
-
-    def vjp_b(m, g):
-        return m.zeros_like(g)
+    vjp_a = vjp_b = _no_slope
 
 
 @op(policy=NOT_LISTED)
@@ -335,8 +330,7 @@ class round:
     def forward(m, x):
         return m.round(x)
 
-    def vjp_x(m, g):
-        return m.zeros_like(g)
+    vjp_x = _no_slope
 
 
 @op(policy=NOT_LISTED)
@@ -346,8 +340,7 @@ class floor:
     def forward(m, x):
         return m.floor(x)
 
-    def vjp_x(m, g):
-        return m.zeros_like(g)
+    vjp_x = _no_slope
 
 
 @op(policy=NOT_LISTED)
@@ -357,8 +350,7 @@ class ceil:
     def forward(m, x):
         return m.ceil(x)
 
-    def vjp_x(m, g):
-        return m.zeros_like(g)
+    vjp_x = _no_slope
 
 
 @op(policy=NOT_LISTED)
@@ -368,5 +360,4 @@ class trunc:
     def forward(m, x):
         return m.trunc(x)
 
-    def vjp_x(m, g):
-        return m.zeros_like(g)
+    vjp_x = _no_slope

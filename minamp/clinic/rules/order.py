@@ -262,9 +262,8 @@ def zero_grad_missing(trace):
         for c in trace.calls("scaler.step", "optimizer.step")
         if not (c.name == "optimizer.step" and c.inside("scaler.step"))
     ]
-    if trace.fails_with(
-        "RuntimeError", "unscale_() is being called after step()"
-    ):  # on the way to the next step
+    # on the way to the next step
+    if trace.fails_with("RuntimeError", "unscale_() is being called after step()"):
         requests += [(c, c.facts["optimizer"]) for c in trace.calls("scaler.unscale_")[-1:]]
     for i, (second, optimizer) in enumerate(requests):
         first = next((c for c, o in reversed(requests[:i]) if o == optimizer), None)
