@@ -92,6 +92,7 @@ class Farewell:
         sys.stderr.flush()
         self._tell("failed", f"{kind.__name__}: {error}")
         self._meet()
+        self._meet(most=1.0)  # when one is gone mpiexec ends the others: let them say theirs first
         os._exit(1)  # MPI's own end would wait for what the failed operation has left behind
 
     def _left(self):
@@ -106,15 +107,16 @@ class Farewell:
                 file=sys.stderr,
                 flush=True,
             )
+            self._meet(most=1.0)
             os._exit(1)
 
-    def _meet(self):
-        """Wait until every rank is at its end, at most `timeout` seconds; (rank, text) of those that failed."""
+    def _meet(self, most=None):
+        """Wait until every rank is here, at most `most` (`timeout`) seconds; (rank, text) of those that failed."""
         failed, meeting, start = [], self.comm.Ibarrier(), time.monotonic()
-        done, patience = False, self.timeout
+        done, patience = False, most or self.timeout
         while not done and time.monotonic() - start < patience:
             if self._killed():
-                patience = PATIENCE
+                patience = min(patience, PATIENCE)
             done = meeting.Test()
             failed += [(rank, text) for rank, kind, text in self._read() if kind == "failed"]
             time.sleep(1e-3)
