@@ -26,14 +26,7 @@ from minamp.draw import generator, local
 from minamp.record import grad_mode, observers
 from minamp.tensor import Tensor
 
-# Asked for first: most of what is reached is one of them.
-_USUAL = {int, float, bool, str, type(None)}
-_ATOMS = (int, float, complex, str, bytes, np.generic, np.dtype, types.ModuleType, type(None))
-# A union written where it is used is made anew by every call, and the walk asks these of every object.
-_FILLED, _FIXED = (set, collections.deque), (tuple, frozenset)
-_NUMBERS = (bytearray, array.array)
 _KEYS = (str, int)
-_OLDER_GENERATORS = (np.random.RandomState, random.Random)
 # of the standard library, with what users put in
 _CARRIERS = (types.SimpleNamespace, types.FunctionType, dict)
 _FOREIGN = {
@@ -58,18 +51,15 @@ class Snapshot:
     def __init__(self, **roots):
         self.arrays = []  # (path, array, a copy of it)
         self.leaves = []  # (path, tensor) of those that want a gradient
-        self._roots, self._undo, self._seen = roots, [], {}
+        self._roots, self._undo, self._seen, self._classes = roots, [], {}, set()
         self._globals()
         pending = list(roots.items())
         while pending:
             path, x = pending.pop()
-            if type(x) in _USUAL or isinstance(x, _ATOMS) or id(x) in self._seen:
-                continue
-            if isinstance(x, type):
-                pending.extend(self._class(x))
-                continue
-            self._seen[id(x)] = x  # held, so that no id is given out twice
-            pending.extend(self._take(path, x))
+            way = _way(type(x))
+            if way is not None and id(x) not in self._seen:
+                self._seen[id(x)] = x  # held, so that no id is given out twice
+                pending.extend(way(self, path, x))
 
     def restore(self):
         """Put everything back; all of it anew where Ctrl-C comes in between, so that nothing stays half done."""
@@ -86,6 +76,10 @@ class Snapshot:
     def reached(self, identity):
         """Whether the object with this id was there."""
         return identity in self._seen
+
+    def kept(self, array):
+        """Whether an array was there and holds what it held."""
+        return any(a is array and _same(a, copy) for _, a, copy in self.arrays)
 
     def changed(self, wanted):
         """(path, array) of what the roots reach now and did not reach then, or with other contents; wanted(path, array) asks."""
@@ -104,7 +98,7 @@ class Snapshot:
         self._observers()
         self._attributes(set_detect_anomaly, ["_current"])
         self._attributes(errors, ["checking"])
-        self._rng(generator())
+        self._generator("", generator())
         self._attributes(local, ["generator"])  # manual_seed makes another one
         legacy, python = np.random.get_state(), random.getstate()
         self._undo.append(lambda: np.random.set_state(legacy))
@@ -112,46 +106,48 @@ class Snapshot:
 
     # -- one object: remember what it holds, return what it leads to
 
-    def _take(self, path, x):
-        if isinstance(x, dict):
-            self._dict(x)
-            values = [(f"{path}[{k!r}]" if isinstance(k, _KEYS) else path, v) for k, v in x.items()]
-            keys = [(path, k) for k in x if type(k) is not str]
-            return [*values, *keys, *self._instance(path, x)]
-        if isinstance(x, Tensor):
-            return self._tensor(path, x)
-        if isinstance(x, np.ndarray) or backends.device.holds(x):
-            return self._array(path, x)
-        if isinstance(x, list):
-            self._list(x)
-            return [*((f"{path}[{i}]", v) for i, v in enumerate(x)), *self._instance(path, x)]
-        if isinstance(x, _NUMBERS):
-            values = x[:]
-            self._undo.append(lambda: x.__setitem__(slice(None), values))
-            return []
-        if isinstance(x, _FILLED):
-            saved = list(x)
-            fill = x.update if isinstance(x, set) else x.extend
-            self._undo.append(lambda: (x.clear(), fill(saved)))
-            return [(path, v) for v in saved]
-        if isinstance(x, _FIXED):
-            return [(f"{path}[{i}]", v) for i, v in enumerate(x)]
-        if isinstance(x, np.random.Generator):
-            return self._rng(x)
-        if isinstance(x, _OLDER_GENERATORS):
-            reading, writing = (
-                (x.getstate, x.setstate) if isinstance(x, random.Random) else (x.get_state, x.set_state)
-            )
-            state = reading()
-            self._undo.append(lambda: writing(state))
-            return []
-        if isinstance(x, functools.partial):
-            return [(path, x.func), (path, x.args), (path, x.keywords)]
-        if isinstance(x, types.MethodType):
-            return [(path, x.__self__), (path, x.__func__)]
-        if isinstance(x, types.FunctionType):
-            return self._function(x)
-        return self._instance(path, x)
+    def _mapping(self, path, x):
+        self._dict(x)
+        values = [(f"{path}[{k!r}]" if isinstance(k, _KEYS) else path, v) for k, v in x.items()]
+        keys = [(path, k) for k in x if type(k) is not str]
+        return [*values, *keys, *self._instance(path, x)]
+
+    def _sequence(self, path, x):
+        self._list(x)
+        return [*self._members(path, x), *self._instance(path, x)]
+
+    def _members(self, path, x):
+        return [(f"{path}[{i}]", v) for i, v in enumerate(x)]
+
+    def _numbers(self, path, x):
+        values = x[:]
+        self._undo.append(lambda: x.__setitem__(slice(None), values))
+        return []
+
+    def _filled(self, path, x):
+        saved = list(x)
+        fill = x.update if isinstance(x, set) else x.extend
+        self._undo.append(lambda: (x.clear(), fill(saved)))
+        return [(path, v) for v in saved]
+
+    def _older_generator(self, path, x):
+        reading, writing = (
+            (x.getstate, x.setstate) if isinstance(x, random.Random) else (x.get_state, x.set_state)
+        )
+        state = reading()
+        self._undo.append(lambda: writing(state))
+        return []
+
+    def _generator(self, path, x):
+        state = x.bit_generator.state
+        self._undo.append(lambda: setattr(x.bit_generator, "state", state))
+        return []
+
+    def _partial(self, path, x):
+        return [(path, x.func), (path, x.args), (path, x.keywords)]
+
+    def _method(self, path, x):
+        return [(path, x.__self__), (path, x.__func__)]
 
     def _tensor(self, path, x):
         if x._node is not None and x._node.op is None:
@@ -170,12 +166,15 @@ class Snapshot:
     def _array(self, path, x):
         if isinstance(x, np.ndarray) and (not x.flags.writeable or x.dtype.hasobject):
             return []
-        copy = x.copy()
+        copy = self._copy(x)
         self.arrays.append((path, x, copy))
         self._undo.append(lambda: x.__setitem__(Ellipsis, copy))
         return []
 
-    def _function(self, f):
+    def _copy(self, array):
+        return array.copy()
+
+    def _function(self, path, f):
         if _library(f.__module__):
             return []
         found = [(f.__name__, f.__defaults__), (f.__name__, f.__kwdefaults__)]
@@ -202,6 +201,8 @@ class Snapshot:
         """The attributes of an object of a class that is not the standard library's or NumPy's."""
         if type(x) is dict or type(x) is list:
             return []
+        if backends.device.holds(x):
+            return self._array(path, x)
         if _foreign(type(x).__module__) and not isinstance(x, _CARRIERS):
             return []
         attributes = getattr(x, "__dict__", None)
@@ -209,20 +210,20 @@ class Snapshot:
         if isinstance(attributes, dict):
             self._dict(attributes)
             found += [(f"{path}.{name}", v) for name, v in attributes.items()]
-        found += self._class(type(x))
+        found += self._class(path, type(x))
         names = [n for n in _slots(type(x)) if hasattr(x, n)]
         if names:
             self._attributes(x, names)
             found += [(f"{path}.{n}", getattr(x, n)) for n in names]
         return found
 
-    def _class(self, kind):
+    def _class(self, path, kind):
         """What a user's class and its bases hold beside their methods, as a count of all steps."""
         found = []
         for c in kind.__mro__:
-            if id(c) in self._seen or _library(c.__module__):
+            if c in self._classes or _library(c.__module__):
                 continue
-            self._seen[id(c)] = c
+            self._classes.add(c)
             held = {n: v for n, v in vars(c).items() if not n.startswith("__") and not _descriptor(v)}
             self._attributes(c, held)
             found += [(f"{c.__name__}.{n}", v) for n, v in held.items()]
@@ -279,18 +280,37 @@ class Snapshot:
 
         self._undo.append(undo)
 
-    def _rng(self, x):
-        state = x.bit_generator.state
-        self._undo.append(lambda: setattr(x.bit_generator, "state", state))
-        return []
-
 
 class _Glance(Snapshot):
     """What is reached, without copies of it."""
 
-    def _array(self, path, x):
-        self.arrays.append((path, x, None))
-        return []
+    def _copy(self, array):
+        return None
+
+
+# How objects of these classes are taken, the first that fits; None: nothing hangs on them. All others by their attributes.
+_WAYS = (
+    ((int, float, complex, str, bytes, np.generic, np.dtype, types.ModuleType, type(None)), None),
+    (type, Snapshot._class),
+    (dict, Snapshot._mapping),
+    (Tensor, Snapshot._tensor),
+    (np.ndarray, Snapshot._array),
+    (list, Snapshot._sequence),
+    ((bytearray, array.array), Snapshot._numbers),
+    ((set, collections.deque), Snapshot._filled),
+    ((tuple, frozenset), Snapshot._members),
+    (np.random.Generator, Snapshot._generator),
+    ((np.random.RandomState, random.Random), Snapshot._older_generator),
+    (functools.partial, Snapshot._partial),
+    (types.MethodType, Snapshot._method),
+    (types.FunctionType, Snapshot._function),
+)
+
+
+@functools.cache
+def _way(kind):
+    """The method of Snapshot that takes objects of a class, None for what is not looked at."""
+    return next((way for kinds, way in _WAYS if issubclass(kind, kinds)), Snapshot._instance)
 
 
 def _held(x, name):

@@ -75,8 +75,9 @@ def _examined(step, patient, before):
         before.restore()
         trace = _noted(step, patient, before, in_float32=False)
         trace.reference = reference
-    # what is not sound after the first call may be so where that started
-    if reference is None or reference.complete and not reference.sound:
+    # what is not sound after the first call may be so where that started; not if all parameters are still what they were there
+    unsound = reference is not None and reference.complete and not reference.sound
+    if reference is None or unsound and not patient.kept(before):
         before.restore()
         trace.reference = _in_float32(step, trace, patient)
     return trace

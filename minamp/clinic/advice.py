@@ -19,7 +19,7 @@ LOW, HIGH = BOTTOM - SHIFT, TOP + SHIFT + 1
 FLUSH = -25  # magnitudes below 2^-25 become 0 in float16; 2^-25 itself too, a tie to even
 CEILING = format_of(float16).max
 ROOM = 2.0  # gradients of other batches are larger: keep a factor of 2 below the ceiling
-SAMPLE = 2**14
+SAMPLE = 2**13
 USUAL_SCALE = 2.0**16
 # A bias that a softmax or batch norm takes out again has the gradient 0: what float32's rounding leaves of the sum is at most
 # 2^-18 of its largest term in small networks; a gradient that means something is more than 2^-3 of it.
@@ -35,9 +35,9 @@ class Reference(observe):
 
     def __init__(self, names, scale):
         self.names, self.scale = names, scale
-        self.activations = np.zeros(HIGH - LOW)
-        self.weights = {}  # parameter name -> counts by exponent
-        self.top = {"activations": 0.0, "weights": 0.0}  # largest magnitudes, inf or nan if there is one
+        self.counts = np.zeros(HIGH - LOW)  # of all gradients, by exponent
+        self.weights = {}  # parameter name -> those of its gradient
+        self.largest = 0.0  # the largest magnitude, inf or nan if there is one
         self.half = False  # whether some gradients were half all the same
         self.seconds = defaultdict(float)  # {'products', 'other'} -> seconds
         self.error = None  # the Error with which the step ended
@@ -66,20 +66,15 @@ class Reference(observe):
         if name is None and (op.is_cast or edge.op is None or math.prod(node.metas[i][0]) == 1):
             return  # inputs; the loss, which is float32; a cast passes on what was counted already
         self.half = self.half or is_half(node.metas[i][1])
-        group, scale = "weights" if name else "activations", self.scale()
+        scale = self.scale()
         top = largest(array) / scale
-        self.top[group] = top if math.isnan(top) else max(self.top[group], top)
+        self.largest = top if math.isnan(top) else max(self.largest, top)
         if name and _is_noise(array, incoming):
             return
         counts = _exponents(array, -math.log2(scale))
+        self.counts += counts
         if name:
             self.weights[name] = self.weights.get(name, 0) + counts
-        else:
-            self.activations += counts
-
-    @property
-    def largest(self):
-        return max(self.top.values(), key=lambda v: math.inf if math.isnan(v) else v)
 
     @property
     def sound(self):
@@ -99,7 +94,7 @@ class Reference(observe):
 
     def flushed(self, scale, name=None):
         """The share of the non-zero gradients (of all, or of one parameter) that float16 flushes to 0 at this scale."""
-        counts = self.weights[name] if name else self.activations + sum(self.weights.values())
+        counts = self.weights[name] if name else self.counts
         total = counts.sum()
         below = FLUSH - math.log2(scale) - LOW
         return float(counts[: max(math.ceil(below), 0)].sum() / total) if total else 0.0
@@ -124,7 +119,7 @@ def _is_noise(array, incoming):
 def _exponents(array, shift):
     """How many values have which power of two times 2^shift, counted from LOW; zeros and non-finite values are left out.
 
-    Of a large array about SAMPLE values are looked at, evenly spread, and count for all: a share is right to 1 per cent.
+    Of a large array about SAMPLE values are looked at, evenly spread, and count for all: a share is right to about 1 per cent.
     """
     x = backends.host(array).ravel("K")
     every = x.size // SAMPLE | 1  # odd, so that it does not fall in step with the dimensions

@@ -90,6 +90,10 @@ class Patient:
         """Whether no parameter holds inf or nan now."""
         return all(math.isfinite(largest(p._data)) for p in self.parameters.values())
 
+    def kept(self, before):
+        """Whether all parameters are now what they were `before`."""
+        return all(before.kept(p._data) for p in self.parameters.values())
+
     def describe(self):
         """name -> Parameter."""
         found = {}

@@ -4,6 +4,7 @@ Two kinds of events stand in `events`: `OpRun`, an op's forward, and `Call`, a c
 backward, scaler.step, optimizer.step, zero_grad, clipping, saving. calls.py and ops.py record them.
 """
 
+import itertools
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -184,9 +185,10 @@ class Trace:
 
     def calls(self, *names):
         """The Calls of that name or those names, in their order."""
-        if len(names) == 1:
-            return self._calls.get(names[0], [])
-        return sorted((c for n in names for c in self._calls.get(n, ())), key=lambda c: c.index)
+        found = [self._calls[n] for n in names if n in self._calls]
+        if len(found) < 2:
+            return found[0] if found else []
+        return sorted(itertools.chain(*found), key=lambda c: c.index)
 
     def between(self, a, b):
         return self.events[a.index + 1 : b.index]
