@@ -5,7 +5,7 @@ Read it in the order data flows: formats, backends, record, tensor, autocast, po
 
 import numpy as _np
 
-from minamp import amp, autograd, cuda, linalg, nn, ops, optim  # noqa: I001  ops fills OPS, nn and optim build on it
+from minamp import amp, autograd, cuda, linalg, nn, ops, optim, utils  # noqa: I001  ops fills OPS, nn and optim build on it
 from minamp.autocast import (
     autocast,
     clear_autocast_cache,
@@ -20,7 +20,6 @@ from minamp.autocast import (
 )
 from minamp.backends import Device as device
 from minamp.backends import gpu_status
-from minamp.checkpoint import load, save
 from minamp.create import (
     arange,
     bernoulli,
@@ -53,6 +52,7 @@ from minamp.methods import OPS as _OPS
 from minamp.promotion import result_type
 from minamp.record import enable_grad, inference_mode, is_grad_enabled, no_grad, set_grad_enabled
 from minamp.scaler import GradScaler
+from minamp.serialization import load, save
 from minamp.tensor import Tensor, as_tensor, is_tensor, tensor
 
 half, float, double = float16, float32, float64

@@ -8,7 +8,7 @@ from minamp.create import zeros
 from minamp.formats import is_floating, is_half
 from minamp.op import Op
 from minamp.ops.shape import expands, sum_to
-from minamp.record import FREED, Node, grad_mode, no_grad, observers, set_grad_enabled
+from minamp.record import FREED, Forgotten, Node, grad_mode, no_grad, observers, set_grad_enabled
 from minamp.tensor import Tensor
 
 
@@ -31,6 +31,8 @@ class Context:
     @property
     def saved_tensors(self):
         """The tensors given to save_for_backward. RuntimeError if they were freed, or written in place since."""
+        while isinstance(self._saved, Forgotten):
+            self._saved = self._saved.again()
         if self._saved is FREED:
             raise RuntimeError(
                 "saved_tensors: freed by the first backward. Pass retain_graph=True to it, or run the forward again"

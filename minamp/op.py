@@ -46,7 +46,7 @@ from minamp.policy import (  # noqa: F401  declarations take them from here
 )
 from minamp.promotion import is_float, result_type
 from minamp.quiet import Quietly
-from minamp.record import FREED, Node, grad_mode, observers
+from minamp.record import FREED, Forgotten, Node, grad_mode, observers
 from minamp.tensor import Tensor
 from minamp.views import Origin, follow
 
@@ -408,11 +408,8 @@ class Op:
         only: a set of edges; no others are given one.
         new: nobody else holds the array. It may then be rounded where it lies, and a leaf may keep it.
         """
-        if node.saved is FREED:
-            raise RuntimeError(
-                f"backward through {self.name} a second time: its saved values were freed by the first backward. "
-                "Pass retain_graph=True to the first one, or run the forward again"
-            )
+        if type(node.saved) is not list:
+            self._recall(node)
         home = None if create_graph else backends.of(g)
         env = dict(node.attrs)
         if self.variadic:
@@ -466,6 +463,16 @@ class Op:
                 for observe in observers:
                     observe("backward", self, (g, node, i), gx)
             yield edge, gx, new
+
+    def _recall(self, node):
+        """Put back what `node` has forgotten (utils/checkpoint.py); RuntimeError where a backward has freed it."""
+        while isinstance(node.saved, Forgotten):
+            node.saved = node.saved.again()
+        if node.saved is FREED:
+            raise RuntimeError(
+                f"backward through {self.name} a second time: its saved values were freed by the first backward. "
+                "Pass retain_graph=True to the first one, or run the forward again"
+            )
 
     def _named(self, names, m, g, node, env):
         """What a gradient names: from `env`, the shape of an argument, or shared, computed now and put into `env`."""

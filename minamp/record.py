@@ -156,10 +156,9 @@ class Node:
 
     def keep(self, array):
         """Copy what was saved of `array`, which the result of this op is about to be written over."""
-        self.saved = [
-            (i, value.copy(), [0], 0, edge) if value is array else (i, value, counter, version, edge)
-            for i, value, counter, version, edge in self.saved or ()
-        ]
+        for n, (i, value, _, _, edge) in enumerate(self.saved or ()):
+            if value is array:
+                self.saved[n] = i, value.copy(), [0], 0, edge
 
     def __lt__(self, other):  # heapq pops the smallest: the node made last
         return self.order > other.order
@@ -173,7 +172,16 @@ def described(node):
     return f"backward of {node.op.name} (arguments {given})"
 
 
-FREED = object()
+FREED = object()  # stands for what a Node kept, after a backward
+
+
+class Forgotten(tuple):
+    """Stands for what a Node or a Function's Context kept and `again` makes anew: empty for whoever looks into it."""
+
+    def __new__(cls, again):
+        self = super().__new__(cls)
+        self.again = again
+        return self
 
 
 def is_leaf(edge):

@@ -1,443 +1,285 @@
-"""Checkpoints: what is saved comes back bit for bit, damage is named, an interrupted save leaves the old file."""
+"""Activations that are computed again in backward: the same gradients bit for bit, for less memory."""
 
-import enum
-import io
-import json
-import os
-import pickle
-import threading
-import zipfile
-from collections import OrderedDict, defaultdict, namedtuple
-
-import ml_dtypes
 import numpy as np
 import pytest
-import standin
 
 import minamp
-from minamp import checkpoint, nn, optim
-from minamp.data import DataLoader, Dataset, digits
+import minamp.nn.functional as F
+from minamp import GradScaler, autocast, nn, optim
+from minamp.autograd import Function, grad
+from minamp.utils.checkpoint import CheckpointError, checkpoint, checkpoint_sequential
+from minamp.watch import peak_memory, saved_bytes
 
-f16, f32 = np.float16, np.float32
+DTYPES = [None, minamp.float16, minamp.bfloat16]  # None: without autocast
 
 
-def bits(x):
-    """Everything about a value that a round trip must keep, as something that == compares."""
-    if isinstance(x, minamp.Tensor):
-        return "Tensor", bits(x.detach().numpy()), x.requires_grad
-    if isinstance(x, np.ndarray | np.generic):
-        return type(x), x.dtype.str, x.dtype.name, x.shape, x.tobytes()
-    if isinstance(x, float):
-        return float, np.float64(x).tobytes()
-    if isinstance(x, dict):
-        return type(x), [(bits(k), bits(v)) for k, v in x.items()]
-    if isinstance(x, list | tuple):
-        return type(x), [bits(v) for v in x]
-    return type(x), x
+def region(dtype):
+    return autocast(dtype=dtype or minamp.float16, enabled=dtype is not None)
 
 
-def round_trip(x, tmp_path):
-    minamp.save(x, tmp_path / "state.minamp")
-    return minamp.load(tmp_path / "state.minamp")
+def network():
+    minamp.manual_seed(0)
+    layers = [(nn.Linear(32, 32), nn.LayerNorm(32), nn.GELU(), nn.Dropout(0.3)) for _ in range(4)]
+    return nn.Sequential(*[layer for block in layers for layer in block], nn.Linear(32, 10))
 
 
-# -- round trips
+def gradients(run, dtype, model=None):
+    """(loss, bytes kept, gradients of all weights) of one step, backward outside of the region."""
+    model = model or network()
+    minamp.manual_seed(1)
+    x, y = minamp.randn(16, 32), minamp.randint(0, 10, (16,))
+    with saved_bytes() as kept, region(dtype):
+        loss = F.cross_entropy(run(model, x), y)
+    (loss * 1024.0).backward()
+    return loss.item(), kept.total, [p.grad.numpy() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("dtype", checkpoint.DTYPES.values(), ids=str)
-def test_arrays_tensors_and_scalars_of_every_dtype_keep_every_bit(dtype, tmp_path):
-    rng = np.random.default_rng(0)
-    raw = rng.integers(0, 256, 1024 * dtype.itemsize, np.uint8)
-    # Random bits: subnormals, infinities, nans of every payload.
-    a = (raw & 1 if dtype.kind == "b" else raw).view(dtype)
-    state = [
-        a, a.reshape(32, 32).T, a[::3], a[5].reshape(()), a[7], a[:0].reshape(0, 4),
-        minamp.Tensor(a), minamp.Tensor(a[9].reshape(())),
-    ]  # fmt: skip
-    got = round_trip(state, tmp_path)
-    assert bits(got) == bits(state)
-    got[0][:] = got[0][::-1].copy()  # and it is memory of one's own
-
-
-def test_all_half_patterns_come_back(tmp_path):
-    every = np.arange(65536, dtype=np.uint16)
-    for dtype in (minamp.float16, minamp.bfloat16):
-        assert np.array_equal(round_trip(every.view(dtype), tmp_path).view(np.uint16), every)
-
-
-def test_plain_values_and_containers(tmp_path):
-    state = {
-        "ints": [0, -1, 2**53, 2**63, 2**127 + 1, -(10**5000)],
-        "floats": [0.1, -0.0, 5e-324, 1.7976931348623157e308, float("inf"), float("-inf"), float("nan"), 1.0],
-        "nan with a payload": float(np.uint64(0x7FF80000DEADBEEF).view(np.float64)),
-        "others": (True, False, None, "", "text \u00e9 \U0001f600 \udc80", ()),
-        "order": OrderedDict([("b", 1), ("a", {}), (7, [])]),
-        3: "an int key", "3": "a string key", -(2**100): 0,
-        "dict": {"dict": {"tensor": 0, "dtype": "x"}, "format": "minamp checkpoint"},  # looks like our own marks
-        "big-endian": np.arange(3, dtype=">f4"),
-    }  # fmt: skip
-    assert bits(round_trip(state, tmp_path)) == bits(state)
-    for alone in (None, 3, "x", [], np.float32(1), minamp.ones(2)):
-        assert bits(round_trip(alone, tmp_path)) == bits(alone)
-
-
-def test_parameters_come_back_as_leaf_tensors_and_history_is_dropped(tmp_path):
-    p = nn.Parameter(np.ones(3, f32))
-    frozen = nn.Parameter(np.ones(2, f16), requires_grad=False)
-    got = round_trip([p, frozen, p * 2, p.detach()], tmp_path)
-    assert [type(t) for t in got] == [minamp.Tensor] * 4
-    assert [t.requires_grad for t in got] == [True, False, True, False] and all(t.is_leaf for t in got)
-
-
-def test_load_takes_torchs_arguments(tmp_path):
-    state = {"w": minamp.ones(2), "steps": [np.arange(2)]}
-    minamp.save(state, tmp_path / "c")
-    for device in (None, "cpu", minamp.device("cpu")):
-        assert bits(minamp.load(tmp_path / "c", map_location=device, weights_only=False)) == bits(state)
-    with standin.installed():
-        got = minamp.load(tmp_path / "c", "cuda")
-        assert (
-            got["w"].is_cuda and type(got["steps"][0]) is np.ndarray and got["w"].cpu().tolist() == [1.0, 1.0]
-        )
-    for function in (lambda storage, loc: storage, {"cuda:0": "cpu"}):
-        with pytest.raises(TypeError, match="map_location must be a device such as 'cpu'"):
-            minamp.load(tmp_path / "c", map_location=function)
-
-
-def test_rng_states_are_128_bit_integers(tmp_path):
-    minamp.manual_seed(5)
-    minamp.rand(3)
-    state = minamp.get_rng_state()
-    assert state["state"]["state"] > 2**64
-    wanted = minamp.rand(4).tolist()
-    minamp.set_rng_state(round_trip(state, tmp_path))
-    assert minamp.rand(4).tolist() == wanted
-
-
-# -- what save refuses
-
-
-Pair = namedtuple("Pair", "a b")
-
-
-class Color(enum.IntEnum):
-    RED = 1
-
-
-@pytest.mark.parametrize(
-    ("state", "text"),
-    [
-        (
-            {"model": [0, 1, 2, lambda: 0]},
-            r"state\['model'\]\[3\]: a function; .*: leave it out or convert it",
-        ),
-        ({1: (object(),)}, r"state\[1\]\[0\]: a object"),
-        ({"net": nn.Linear(1, 1)}, r"state\['net'\]: a Linear; .*: save its state_dict\(\)"),
-        ({"a": {1, 2}}, r"state\['a'\]: a set"),
-        (b"bytes", "store state: a bytes"),
-        ([defaultdict(int)], r"state\[0\]: a defaultdict"),
-        ([Pair(1, 2)], r"state\[0\]: a Pair"),
-        ([Color.RED], r"state\[0\]: a Color"),
-        ({"a": {True: 1}}, r"state\['a'\]: the key True is a bool: use str or int keys"),
-        ({(1, 2): 1}, r"store state: the key \(1, 2\) is a tuple"),
-        (
-            [np.array([None])],
-            r"state\[0\]: an array of dtype object; stored are bool, .*: convert it with astype",
-        ),
-        ([np.array(["a"])], r"state\[0\]: an array of dtype str32"),
-        ([np.zeros(2, "M8[s]")], r"state\[0\]: an array of dtype datetime64\[s\]"),
-        ([np.ma.masked_array([1.0])], r"state\[0\]: a MaskedArray"),
-    ],
-)
-def test_save_names_the_place_of_what_it_cant_store_and_keeps_the_old_file(state, text, tmp_path):
-    path = tmp_path / "state.minamp"
-    minamp.save("old", path)
-    with pytest.raises(TypeError, match=text):
-        minamp.save(state, path)
-    assert minamp.load(path) == "old" and os.listdir(tmp_path) == ["state.minamp"]
-
-
-def test_save_names_a_missing_folder(tmp_path):
-    with pytest.raises(FileNotFoundError, match="save: the folder .*nowhere does not exist: create it first"):
-        minamp.save(1, tmp_path / "nowhere" / "state.minamp")
-
-
-# -- an interrupted save
-
-
-@pytest.mark.parametrize("failure", [OSError("disk full"), KeyboardInterrupt()])
-@pytest.mark.parametrize("moment", ["write_array", "fsync", "replace"])
-@pytest.mark.parametrize("old", [True, False])
-def test_a_failing_save_leaves_the_old_file_and_no_other(failure, moment, old, tmp_path, monkeypatch):
-    path, calls = tmp_path / "state.minamp", []
-    if old:
-        minamp.save("old", path)
-    where = np.lib.format if moment == "write_array" else os
-    real = getattr(where, moment)
-
-    def fail(*args, **kwargs):
-        calls.append(sorted(os.listdir(tmp_path)))
-        if len(calls) == (
-            2 if moment == "write_array" else 1
-        ):  # the second array: half of the file is written
-            raise failure
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(where, moment, fail)
-    with pytest.raises(type(failure)):
-        minamp.save([np.zeros(5000), np.ones(5000)], path)
-    monkeypatch.undo()
-    assert len(calls[-1]) == 1 + old and calls[-1][-1].endswith(
-        ".part"
-    )  # it was on its way, beside the old file
-    assert os.listdir(tmp_path) == ["state.minamp"] * old
-    assert not old or minamp.load(path) == "old"
-
-
-def test_the_file_is_on_disk_before_it_takes_its_place(tmp_path, monkeypatch):
-    path, log = tmp_path / "state.minamp", []
-    fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda fd: (log.append(("fsync", os.fstat(fd).st_size)), fsync(fd)))
-    monkeypatch.setattr(
-        os, "replace", lambda a, b: (log.append(("replace", os.path.getsize(a))), replace(a, b))
-    )
-    minamp.save(np.zeros(100), path)
-    size = path.stat().st_size
-    assert log == [("fsync", size), ("replace", size)]
-
-
-def test_a_symbolic_link_stays_one(tmp_path):
-    (tmp_path / "runs").mkdir()
-    link = tmp_path / "latest"
-    link.symlink_to(tmp_path / "runs" / "7.minamp")
-    minamp.save(7, link)
-    assert link.is_symlink() and minamp.load(tmp_path / "runs" / "7.minamp") == 7 == minamp.load(str(link))
-
-
-def test_threads_saving_to_one_path_leave_one_whole_file(tmp_path):
-    path = tmp_path / "state.minamp"
-    threads = [threading.Thread(target=minamp.save, args=([np.full(999, i)] * 5, path)) for i in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    values = {v for a in minamp.load(path) for v in a.tolist()}
-    assert len(values) == 1 and os.listdir(tmp_path) == ["state.minamp"]
-
-
-# -- what load refuses
-
-
-def zip_of(path, members):
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-
-
-def checkpoint_with(path, **changes):
-    document = {"format": "minamp checkpoint", "version": 1, "content": None, **changes}
-    zip_of(path, {"checkpoint.json": json.dumps(document)})
-
-
-def refused(path, text):
-    with pytest.raises(ValueError, match=text) as caught:
-        minamp.load(path)
-    assert str(path) in str(caught.value)
-
-
-def test_load_refuses_what_is_no_checkpoint_by_name(tmp_path):
-    path = tmp_path / "file"
-    with pytest.raises(FileNotFoundError, match="load: .*file does not exist: give the path of a file"):
-        minamp.load(path)
-    with pytest.raises(FileNotFoundError, match="is a folder: give the path of a file"):
-        minamp.load(tmp_path)
-    path.write_bytes(b"")
-    refused(path, "is empty: take another copy or an older checkpoint")
-    path.write_text("lr: 0.1")
-    refused(path, r"is not a checkpoint \(it starts with b'lr: '\): give a file that minamp.save has written")
-    path.write_bytes(pickle.dumps({"a": 1}))
-    refused(
-        path,
-        "is a pickle .*, which is never opened because it can run any code: .* NumPy arrays and minamp.save",
-    )
-    zip_of(path, {"readme.txt": "hello"})
-    refused(path, "is a zip file but not a checkpoint: give a file that minamp.save has written")
-    zip_of(path, {"checkpoint.json": "[1]"})
-    refused(path, "is a zip file but not a checkpoint")
-    zip_of(path, {"archive/data.pkl": pickle.dumps(0), "archive/version": "3"})  # the layout of a .pt file
-    refused(
-        path, "was written by torch.save, .* never opened .*: in torch, turn its tensors into NumPy arrays"
-    )
-    checkpoint_with(path, version=2)
-    refused(path, r"by a newer minamp \(checkpoint format 2, this one reads up to 1\): update minamp")
-
-
-class Bomb:
-    def __reduce__(self):
-        return pytest.fail, ("the file was unpickled",)
-
-
-def test_nothing_is_ever_unpickled(tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(pickle.dumps(Bomb()))
-    refused(path, "is a pickle")
-    np.save(tmp_path / "object.npy", np.array([Bomb()], object), allow_pickle=True)
-    document = {"format": "minamp checkpoint", "version": 1, "content": {"array": 0, "dtype": "float32"}}
-    npy = (tmp_path / "object.npy").read_bytes()
-    zip_of(path, {"checkpoint.json": json.dumps(document), "arrays/0.npy": npy})
-    refused(path, "damaged .*Object arrays cannot be loaded")
-
-
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        ({"code": "x"}, "unknown kind 'code'"),
-        ({"array": 0, "dtype": "object"}, "KeyError: 'object'"),
-        ({"array": 0, "dtype": "float64"}, r"arrays/0.npy has dtype float32, not float64"),
-        ({"array": 0, "dtype": "bfloat16"}, r"arrays/0.npy has dtype float32, not bfloat16"),
-        ({"array": 1, "dtype": "float32"}, "no item named 'arrays/1.npy'"),
-        ({"tensor": 0, "dtype": "float32"}, "KeyError: 'requires_grad'"),
-        ({}, "StopIteration"),
-    ],
-)
-def test_a_structure_that_save_would_not_write_is_damage(content, text, tmp_path):
-    path = tmp_path / "file"
-    np.save(tmp_path / "a.npy", np.ones(2, f32))
-    document = {"format": "minamp checkpoint", "version": 1, "content": content}
-    npy = (tmp_path / "a.npy").read_bytes()
-    zip_of(path, {"checkpoint.json": json.dumps(document), "arrays/0.npy": npy})
-    refused(path, "is truncated or damaged .*" + text + ".*: take another copy or an older checkpoint")
-
-
-def small_checkpoint(path):
-    state = {"w": minamp.Tensor(np.arange(6, dtype=minamp.bfloat16)), "big": 2**100, "t": (1.5, None, "x")}
-    minamp.save(state, path)
-    return state, path.read_bytes()
-
-
-def test_truncations_are_refused(tmp_path):
-    path = tmp_path / "file"
-    _, data = small_checkpoint(path)
-    for n in range(1, len(data), 2):
-        path.write_bytes(data[:n])
-        refused(path, "is truncated or damaged .*: take another copy or an older checkpoint")
-
-
-def test_every_changed_byte_is_refused_or_harmless(tmp_path):
-    path = tmp_path / "file"
-    state, data = small_checkpoint(path)
-    want, harmless = bits(state), set()
-    for i in range(len(data)):
-        path.write_bytes(data[:i] + bytes([data[i] ^ 1 << i % 8]) + data[i + 1 :])
-        try:
-            got = minamp.load(path)
-        except ValueError as error:
-            assert str(path) in str(error)
-        else:
-            assert bits(got) == want
-            harmless.add(i)
-    assert harmless, "the times and versions in the zip's own tables don't matter"
-    path.write_bytes(data)
-    with zipfile.ZipFile(path) as archive:
-        for info in archive.infolist():
-            content = archive.read(info)
-            start = data.index(content)
-            assert not harmless & set(range(start, start + len(content))), "contents are under a checksum"
-
-
-def test_the_same_state_gives_the_same_bytes(tmp_path):
-    assert small_checkpoint(tmp_path / "a")[1] == small_checkpoint(tmp_path / "b")[1]
-
-
-# -- resuming
-
-
-class Run:
-    """A small training run with everything in it that has a state."""
-
-    def __init__(self, dtype, make):
-        minamp.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(49, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 10)).to(dtype)
-        self.optimizer = make(self.model.parameters())
-        self.scaler = minamp.GradScaler(init_scale=2.0**10, growth_interval=7)
-        images = digits("train").images[:200, 0, ::4, ::4].reshape(200, 49)
-        labels = digits("train").labels[:200]
-        self.loader = DataLoader(Dataset(images, labels), 16, shuffle=True, seed=3)  # 13 batches an epoch
-        self.log, self.step = [], 0
-
-    def train(self, until):
-        while self.step < until:
-            for x, y in self.loader:
-                self.one_step(x, y)
-                if self.step == until:
-                    break
-
-    def one_step(self, x, y):
-        with minamp.autocast(dtype=minamp.bfloat16):
-            loss = nn.functional.cross_entropy(self.model(x), y)
-        self.optimizer.zero_grad()
-        self.scaler.scale(loss).backward()
-        if self.step in (4, 15):  # an overflow, before and after the checkpoint
-            self.model[0].weight.grad[0, 0] = np.inf
-        stepped = self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.step += 1
-        self.log.append((loss.item(), stepped, self.scaler.get_scale()))
-
-    PARTS = ("model", "optimizer", "scaler", "loader")
-
-    def state_dict(self):
-        parts = {name: getattr(self, name).state_dict() for name in self.PARTS}
-        return {**parts, "rng": minamp.get_rng_state(), "step": self.step}
-
-    def load_state_dict(self, state):
-        for name in self.PARTS:
-            getattr(self, name).load_state_dict(state[name])
-        minamp.set_rng_state(state["rng"])
-        self.step = state["step"]
-
-
-RUNS = {
-    "SGD": (f32, lambda ps: optim.SGD(ps, lr=0.05, momentum=0.9)),
-    "Adam": (f32, lambda ps: optim.Adam(ps, lr=3e-3, amsgrad=True)),
-    "master": (f16, lambda ps: optim.SGD(ps, lr=0.05, momentum=0.9, master_weights=True)),
-    "stochastic": (ml_dtypes.bfloat16, lambda ps: optim.AdamW(ps, lr=3e-3, write_back="stochastic")),
-    "kahan": (ml_dtypes.bfloat16, lambda ps: optim.SGD(ps, lr=0.05, momentum=0.9, write_back="kahan")),
+WAYS = {
+    "whole": lambda model, x: checkpoint(model, x, use_reentrant=False),
+    "sequential": lambda model, x: checkpoint_sequential(model, 4, x, use_reentrant=False),
+    "nested": lambda model, x: checkpoint(lambda x: checkpoint_sequential(model, 3, x), x),
+    "keyword": lambda model, x: checkpoint(lambda x, *, model: model(x), x, model=model),
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_bug13_ten_steps_save_load_ten_steps_are_twenty_steps(name, tmp_path):
-    straight = Run(*RUNS[name])
-    straight.train(20)
-    assert [stepped for _, stepped, _ in straight.log].count(None) == 2
-    assert [scale for *_, scale in straight.log] == [2.0**10] * 4 + [2.0**9] * 7 + [2.0**10] * 4 + [
-        2.0**9
-    ] * 5
-
-    first = Run(*RUNS[name])
-    first.train(10)
-    minamp.save(first.state_dict(), tmp_path / "half-way.minamp")
-    second = Run(*RUNS[name])  # fresh objects, then other random numbers than the saved ones
-    minamp.manual_seed(99)
-    second.load_state_dict(minamp.load(tmp_path / "half-way.minamp"))
-    second.train(20)
-
-    assert first.log + second.log == straight.log
-    assert bits(second.state_dict()) == bits(straight.state_dict())
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_the_gradients_are_the_same_bit_for_bit(way, dtype):
+    """Dropout draws the first run's numbers again, and backward outside the region computes in its dtype."""
+    loss, bytes_, wanted = gradients(lambda model, x: model(x), dtype)
+    again, fewer, got = gradients(WAYS[way], dtype)
+    assert loss == again and fewer < 0.4 * bytes_
+    for a, b in zip(wanted, got, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
-def test_open_files_are_written_and_read(tmp_path):
-    state = {"w": minamp.ones(2), "epoch": 3}
-    memory = io.BytesIO()
-    minamp.save(state, memory)
-    memory.seek(0)
-    with open(tmp_path / "state", "wb") as file:
-        minamp.save(state, file)
-    with open(tmp_path / "state", "rb") as file:
-        for found in (minamp.load(memory), minamp.load(file), minamp.load(tmp_path / "state")):
-            assert found["w"].tolist() == [1, 1] and found["epoch"] == 3
-    with pytest.raises(ValueError, match="load: BytesIO is empty"):
-        minamp.load(io.BytesIO())
-    with pytest.raises(ValueError, match="load: BytesIO is truncated or damaged"):
-        minamp.load(io.BytesIO(memory.getvalue()[:100]))
+def test_the_drawing_goes_on_as_if_nothing_had_run_again():
+    x = minamp.ones(4, requires_grad=True)
+    y = checkpoint(F.dropout, x, 0.5)
+    minamp.manual_seed(3)
+    first = minamp.rand(3).tolist()
+    minamp.manual_seed(3)
+    y.sum().backward()
+    assert minamp.rand(3).tolist() == first
+    np.testing.assert_array_equal(x.grad.numpy(), y.detach().numpy())
+
+
+def test_without_the_random_state_the_second_run_draws_other_numbers():
+    minamp.manual_seed(0)
+    x = minamp.ones(64, requires_grad=True)
+    y = checkpoint(F.dropout, x, 0.5, preserve_rng_state=False)
+    y.sum().backward()
+    assert (x.grad.numpy() != y.detach().numpy()).any()
+
+
+def test_it_keeps_less_at_once():
+    """32 layers whose outputs take 1 MB each, in 6 segments: 32 MB and more without, at most 5 + 7 and what one layer needs."""
+    x = minamp.ones(256, 1024)
+    layers = [nn.Tanh() for _ in range(32)]
+    peaks = []
+    for run in (nn.Sequential(*layers), lambda x: checkpoint_sequential(layers, 6, x)):
+        leaf = minamp.ones(256, 1024).requires_grad_()
+        with peak_memory() as peak:
+            run(leaf * x).sum().backward()
+        peaks.append(peak.bytes / 2**20)
+    assert peaks[0] > 32 and peaks[1] < 20
+
+
+def test_what_the_function_holds_gets_gradients_though_no_argument_wants_one():
+    weight = minamp.tensor([2.0], requires_grad=True)
+    checkpoint(lambda x: (x * weight).exp(), minamp.tensor([1.0])).backward()
+    assert weight.grad.item() == pytest.approx(np.exp(2.0))
+
+
+def test_autograd_grad_and_only_some_of_the_ways():
+    x, w = (minamp.tensor([v], requires_grad=True) for v in (0.5, 2.0))
+    y = checkpoint(lambda x: (x * w).exp() * x.sin(), x)
+    (gx,) = grad(y, x, retain_graph=True)
+    (gw,) = grad(y, w)
+    assert gx.item() == pytest.approx(np.exp(1.0) * (2 * np.sin(0.5) + np.cos(0.5)))
+    assert gw.item() == pytest.approx(np.exp(1.0) * 0.5 * np.sin(0.5))
+
+
+def test_gradients_of_gradients():
+    def penalty(run):
+        x = minamp.tensor([0.3, -0.7], dtype=minamp.float64, requires_grad=True)
+        w = minamp.tensor([1.5, 2.5], dtype=minamp.float64, requires_grad=True)
+        (g,) = grad(run(lambda x: (x * w).tanh().pow(3).sum(), x), x, create_graph=True)
+        (g * g).sum().backward()
+        return [*x.grad.tolist(), *w.grad.tolist()]
+
+    # the same terms, added in another order
+    assert penalty(checkpoint) == pytest.approx(penalty(lambda function, x: function(x)), rel=1e-13)
+
+
+def test_retain_graph_and_a_second_backward():
+    x = minamp.tensor([1.0], requires_grad=True)
+    runs = []
+
+    def function(x):
+        runs.append(1)
+        return x.exp()
+
+    y = checkpoint(function, x)
+    y.backward(retain_graph=True)
+    y.backward()
+    assert len(runs) == 2 and x.grad.item() == pytest.approx(2 * np.e)
+    with pytest.raises(RuntimeError, match="backward through exp a second time"):
+        y.backward()
+
+
+def test_a_function_of_the_users_inside():
+    class Square(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x, x + 1
+
+        @staticmethod
+        def backward(ctx, g, h):
+            (x,) = ctx.saved_tensors
+            return 2 * x * g + h
+
+    x = minamp.tensor([3.0], requires_grad=True)
+    with saved_bytes() as kept:
+        y = checkpoint(lambda x: sum(Square.apply(x.exp())), x)
+    y.backward()
+    assert kept.total == 0 and x.grad.item() == pytest.approx((2 * np.exp(3) + 1) * np.exp(3))
+
+
+def test_writes_in_place_inside():
+    def function(x):
+        y = x * 3
+        y.pow_(2)  # keeps what it is about to write over
+        y[0] = 0.5
+        return y.relu_().exp_()
+
+    grads = []
+    for run in (checkpoint, lambda function, x: function(x)):
+        x = minamp.tensor([0.1, -0.2, 0.3], requires_grad=True)
+        run(function, x).sum().backward()
+        grads.append(x.grad.tolist())
+    assert grads[0] == grads[1]
+
+
+def test_several_outputs_and_none():
+    x = minamp.tensor([0.5], requires_grad=True)
+    a, b, name = checkpoint(lambda x: (x.exp(), x.sin(), "name"), x)
+    assert name == "name"
+    (a + b).backward()
+    assert x.grad.item() == pytest.approx(np.exp(0.5) + np.cos(0.5))
+
+
+def test_without_gradients_the_function_just_runs():
+    with minamp.no_grad():
+        assert not checkpoint(lambda x: x.exp(), minamp.ones(1, requires_grad=True)).requires_grad
+
+
+def test_a_cast_that_the_first_run_found_in_the_cache():
+    """The weight was cast before, so the first run casts less than the second, which keeps nothing of casts."""
+    weight = minamp.randn(8, 8).requires_grad_()
+    x = minamp.randn(4, 8)
+    grads = []
+    for run in (checkpoint, lambda function, x: function(x)):
+        weight.grad = None
+        with autocast():
+            y = run(lambda y: (y @ weight).relu(), x @ weight)
+        y.float().sum().backward()
+        grads.append(weight.grad.numpy())
+    np.testing.assert_array_equal(*grads)
+
+
+def test_the_statistics_of_a_batch_norm_are_updated_twice_as_in_torch():
+    norm = nn.BatchNorm1d(2)
+    x = minamp.tensor([[0.0, 1.0], [2.0, 5.0]], requires_grad=True)
+    checkpoint(norm, x).sum().backward()
+    assert int(norm.num_batches_tracked) == 2
+    np.testing.assert_allclose(norm.running_mean.numpy(), [0.19, 0.57], rtol=1e-6)
+
+
+def test_training_with_a_scaler():
+    losses = []
+    for run in (lambda model, x: model(x), WAYS["sequential"]):
+        model, scaler = network(), GradScaler(init_scale=2.0**30)  # the first steps are skipped
+        optimizer = optim.Adam(model.parameters(), lr=1e-2)
+        x, y = minamp.randn(16, 32), minamp.randint(0, 10, (16,))
+        for _ in range(20):
+            optimizer.zero_grad()
+            with autocast():
+                loss = F.cross_entropy(run(model, x), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        losses.append(loss.item())
+    assert losses[0] == losses[1] < 2.0  # from 2.4
+
+
+def test_the_doctor_finds_nothing_in_a_healthy_loop():
+    model, scaler = network(), GradScaler()
+    optimizer = optim.Adam(model.parameters(), lr=1e-3)
+    x, y = minamp.randn(16, 32), minamp.randint(0, 10, (16,))
+
+    def step():
+        optimizer.zero_grad()
+        with autocast():
+            loss = F.cross_entropy(checkpoint_sequential(model, 2, x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    report = minamp.doctor(step, model=model, optimizer=optimizer, scaler=scaler)
+    assert not report and report.steps == 2, report
+
+
+# -- what can't be run again
+
+
+def test_another_function_the_second_time_is_refused():
+    x, runs = minamp.ones(2, requires_grad=True), []
+
+    def function(x):
+        runs.append(1)
+        return x.exp().sin() if len(runs) == 1 else x.exp()
+
+    y = checkpoint(function, x)
+    with pytest.raises(
+        CheckpointError,
+        match=r"op 1 of the function was sin \(float32 \(2,\)\) in forward and is none in backward",
+    ):
+        y.sum().backward()
+    assert x.grad is None
+
+
+@pytest.mark.parametrize("what", ["argument", "weight"])
+def test_what_was_written_meanwhile_is_refused(what):
+    x, weight = (minamp.ones(2, requires_grad=True) for _ in range(2))
+    y = checkpoint(lambda x: (x * weight).exp() * weight, x)
+    with minamp.no_grad():
+        (x if what == "argument" else weight).mul_(2)
+    text = {"argument": "an argument", "weight": "a tensor that the function uses"}[what]
+    with pytest.raises(RuntimeError, match=f"checkpoint: {text} was written in place between forward"):
+        y.sum().backward()
+
+
+def test_an_error_in_the_second_run_leaves_everything_as_it_was():
+    x, runs = minamp.ones(2, requires_grad=True), []
+
+    def function(x):
+        runs.append(1)
+        if len(runs) == 2:
+            raise KeyError("gone")
+        return x.exp()
+
+    y = checkpoint(function, x)
+    minamp.manual_seed(5)
+    before = minamp.get_rng_state()
+    with pytest.raises(KeyError, match="gone"):
+        y.sum().backward()
+    assert minamp.get_rng_state() == before and not minamp.is_autocast_enabled() and x.grad is None
+    y.sum().backward()
+    assert x.grad.tolist() == pytest.approx([np.e, np.e])
+
+
+def test_segments_that_are_too_many():
+    with pytest.raises(ValueError, match="checkpoint_sequential: segments=3 for 2 functions: give 1 to 2"):
+        checkpoint_sequential([F.relu, F.relu], 3, minamp.ones(2))

@@ -64,7 +64,7 @@ def _out_of_memory(error, what):
     return OutOfMemoryError(
         f"{what}: out of memory on the GPU: {_size(needed)} needed, {_size(free)} free of {_size(total)}. Nothing was "
         "written. Lower the batch (and add up the gradients of several), run it through in chunks, or keep less for "
-        "backward: autocast halves it, and checkpointing runs parts of the forward again instead of keeping them",
+        "backward: autocast halves it, and minamp.utils.checkpoint runs parts of the forward again instead of keeping them",
         needed,
         free,
     )

@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 
 import minamp
-from minamp import autocast, checkpoint, float16, float32, float64
+from minamp import autocast, float16, float32, float64, serialization
 from minamp.autocast import state
 from minamp.formats import is_floating, is_half, widen
 from minamp.policy import LOWER_PRECISION
@@ -64,7 +64,7 @@ class Trace:
         if scaler is not None and scaler.is_enabled():
             stack.enter_context(mock.patch.object(scaler, "step", self._scaler_step(scaler.step)))
             stack.enter_context(mock.patch.object(scaler, "update", self._update(scaler.update)))
-        made, pack = minamp.GradScaler.__init__, checkpoint._pack
+        made, pack = minamp.GradScaler.__init__, serialization._pack
 
         def init(*args, **kwargs):
             self.rebuilt += 1
@@ -76,7 +76,7 @@ class Trace:
             return pack(x, where, arrays)
 
         stack.enter_context(mock.patch.object(minamp.GradScaler, "__init__", init))
-        stack.enter_context(mock.patch.object(checkpoint, "_pack", packed))
+        stack.enter_context(mock.patch.object(serialization, "_pack", packed))
 
     def _optimizer_step(self, step):
         def counted(*args, **kwargs):
