@@ -15,7 +15,19 @@ from minamp.record import (
     run_backward,
     set_grad_enabled,  # noqa: F401
 )
-from minamp.tensor import Tensor
+from minamp.tensor import Tensor, add_gradients
+
+
+@announced("backward")
+def backward(tensors, grad_tensors=None, retain_graph=None, create_graph=False, inputs=None):
+    """Tensor.backward from a Tensor or several at once, as torch.autograd.backward.
+
+    grad_tensors: a gradient for each, None for a scalar's. RuntimeError as there, and for another number of gradients.
+    """
+    tensors = _listed("backward", "tensors", tensors)
+    add_gradients(
+        tensors, _seeds("backward", tensors, "grad_tensors", grad_tensors), retain_graph, create_graph, inputs
+    )
 
 
 @announced("grad")
@@ -34,18 +46,8 @@ def grad(
     RuntimeError if an input was not used, unless allow_unused=True (then None).
     only_inputs is taken and without effect, as in PyTorch.
     """
-    outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-    inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-    for name, given in (("outputs", outputs), ("inputs", inputs)):
-        for i, x in enumerate(given):
-            if not isinstance(x, Tensor):
-                raise no_tensor("grad", f"{name}[{i}]", x)
-    seeds = [None] * len(outputs) if grad_outputs is None else grad_outputs
-    seeds = [seeds] if isinstance(seeds, Tensor) else list(seeds)
-    if len(seeds) != len(outputs):
-        raise RuntimeError(
-            f"grad: {len(outputs)} outputs and {len(seeds)} grad_outputs: give one for each output"
-        )
+    outputs, inputs = _listed("grad", "outputs", outputs), _listed("grad", "inputs", inputs)
+    seeds = _seeds("grad", outputs, "grad_outputs", grad_outputs)
     for i, x in enumerate(inputs):
         if not x.requires_grad:
             raise RuntimeError(
@@ -61,6 +63,25 @@ def grad(
                 f"grad: an input of shape {x.shape} was not used in the outputs: pass allow_unused=True to get None"
             )
     return tuple(g if g is None else x._as_gradient(g) for x, g in zip(inputs, answers, strict=True))
+
+
+def _listed(name, argument, given):
+    """A Tensor, or a sequence of them, as a list."""
+    given = [given] if isinstance(given, Tensor) else list(given)
+    for i, x in enumerate(given):
+        if not isinstance(x, Tensor):
+            raise no_tensor(name, f"{argument}[{i}]", x)
+    return given
+
+
+def _seeds(name, outputs, argument, given):
+    """A gradient or None for each of `outputs`."""
+    given = [None] * len(outputs) if given is None else [given] if isinstance(given, Tensor) else list(given)
+    if len(given) != len(outputs):
+        raise RuntimeError(
+            f"{name}: {len(outputs)} outputs and {len(given)} {argument}: give one for each output"
+        )
+    return given
 
 
 def check_grads(function, *arrays, order=2, eps=1e-6, tolerance=1e-6, seed=0):

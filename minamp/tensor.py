@@ -250,14 +250,13 @@ class Tensor(Methods, Writes):
     # -- backward
 
     @announced("backward")
-    def backward(self, gradient=None, retain_graph=None, create_graph=False):
-        """Add d(self)/d(leaf) into the .grad of every leaf this was made from.
+    def backward(self, gradient=None, retain_graph=None, create_graph=False, inputs=None):
+        """Add d(self)/d(leaf) into the .grad of every leaf this was made from; of `inputs` only (Tensors), if they are given.
 
         gradient: Tensor of this shape, needed unless this has one element. RuntimeError for a tensor without history, a
         non-scalar without gradient, a gradient of another shape, or a record that an earlier backward has freed.
         """
-        retain = create_graph if retain_graph is None else retain_graph
-        run_backward([self._history()], [self._seed(gradient, create_graph)], retain, create_graph)
+        add_gradients([self], [gradient], retain_graph, create_graph, inputs)
 
     def _history(self):
         if not self.requires_grad:
@@ -490,6 +489,24 @@ def _checked(name, data, requires_grad=False, *sizes):
         raise TypeError(f"{name}: takes an array, not sizes: use minamp.zeros({sizes})")
     array = backends.array(data) if isinstance(data, np.generic) else numbers(name, data)
     return array.astype(float32) if isinstance(data, list | tuple) else array
+
+
+def add_gradients(tensors, gradients, retain_graph, create_graph, inputs):
+    """Backward from several tensors at once, each with its gradient or None, into all leaves or into `inputs`."""
+    roots = [y._history() for y in tensors]
+    seeds = [y._seed(g, create_graph) for y, g in zip(tensors, gradients, strict=True)]
+    retain = create_graph if retain_graph is None else retain_graph
+    if inputs is None:
+        run_backward(roots, seeds, retain, create_graph)
+        return
+    inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    if not inputs or not all(isinstance(x, Tensor) for x in inputs):
+        raise RuntimeError(
+            f"backward: inputs must be one or more Tensors, got {[type(x).__name__ for x in inputs]}"
+        )
+    answers = run_backward(roots, seeds, retain, create_graph, wanted=[x._history() for x in inputs])
+    for keep, gradient in [x._to_keep(g) for x, g in zip(inputs, answers, strict=True) if g is not None]:
+        keep(gradient)
 
 
 class HookHandle:

@@ -6,7 +6,7 @@ import pytest
 import standin
 
 import minamp
-from minamp import GradScaler, autocast, float16, float32, optim, tensor, verify_amp, watch
+from minamp import GradScaler, autocast, autograd, float16, float32, optim, tensor, verify_amp, watch
 from minamp.autograd import Function, check_grads, detect_anomaly, is_anomaly_enabled, set_detect_anomaly
 
 
@@ -554,3 +554,36 @@ def test_what_can_not_be_marked_dirty():
         Square_.apply(x)
     with pytest.raises(RuntimeError, match="Square_.forward: wrote in place to a view"):
         Square_.apply((x * 1)[:1])
+
+
+def test_backward_from_several_tensors_at_once():
+    a, b = (tensor([1.0, 2.0], requires_grad=True) for _ in range(2))
+    autograd.backward([(a * 2).sum(), b * 3], [None, tensor([1.0, 10.0])])
+    assert a.grad.tolist() == [2.0, 2.0] and b.grad.tolist() == [3.0, 30.0]
+    c = a * b
+    autograd.backward((c.sum(), c.sum()))  # through c once
+    assert a.grad.tolist() == [4.0, 6.0]
+    with pytest.raises(
+        RuntimeError, match="backward: 2 outputs and 1 grad_tensors: give one for each output"
+    ):
+        autograd.backward([a.sum(), b.sum()], [None])
+    with pytest.raises(TypeError, match=r"backward: tensors\[1\] is a NumPy array"):
+        autograd.backward([a.sum(), np.ones(1)])
+
+
+def test_backward_into_some_inputs_only():
+    a, b = (tensor([1.0, 2.0], requires_grad=True) for _ in range(2))
+    y = a * b
+    loss = y.sum()
+    loss.backward(inputs=[a], retain_graph=True)
+    assert a.grad.tolist() == [1.0, 2.0] and b.grad is None
+    loss.backward(inputs=a, retain_graph=True)
+    assert a.grad.tolist() == [2.0, 4.0]
+    autograd.backward(loss, inputs=[y])
+    assert y.grad.tolist() == [1.0, 1.0] and a.grad.tolist() == [2.0, 4.0]
+    unused = tensor([1.0], requires_grad=True)
+    (a * b).sum().backward(inputs=[unused])
+    assert unused.grad is None
+    for wrong, named in (([], r"\[\]"), ([None], r"\['NoneType'\]")):
+        with pytest.raises(RuntimeError, match=f"backward: inputs must be one or more Tensors, got {named}"):
+            (a * b).sum().backward(inputs=wrong)

@@ -134,13 +134,12 @@ class Calls(listen):
             return {"function": owner}
         if name == "backward":
             versions = {name: p._version[0] for name, p in self.patient.parameters.items()}
-            return {"root": self.value_of(owner), "scaler": self.patient.scale, "versions": versions}
+            return {"root": self.value_of(_first(owner)), "scaler": self.patient.scale, "versions": versions}
         if name == "grad":
-            root = owner[0] if isinstance(owner, list | tuple) and owner else owner
             inputs = arguments["inputs"]
             inputs = inputs if isinstance(inputs, list | tuple) else [inputs]
             names = [self.patient.names.get(id(x)) for x in inputs]
-            return {"root": self.value_of(root), "scaler": self.patient.scale, "inputs": names}
+            return {"root": self.value_of(_first(owner)), "scaler": self.patient.scale, "inputs": names}
         if name == "optimizer.step":
             kind = type(owner).__name__ if type(owner).__module__ == optim.__name__ else "SGD"
             rates = [float(g["lr"]) for g in owner.param_groups] if isinstance(owner, optim.SGD) else []
@@ -212,6 +211,11 @@ class Backwards(listen):
 
     def end(self, result):
         pass
+
+
+def _first(x):
+    """A Tensor, or the first of several."""
+    return x[0] if isinstance(x, list | tuple) and x else x
 
 
 def _holds_scaler(x):

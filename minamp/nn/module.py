@@ -8,6 +8,7 @@ import numpy as np
 from minamp import backends
 from minamp.announce import announced
 from minamp.formats import bfloat16, float16, float32, float64, is_floating
+from minamp.nn.passage import Passage
 from minamp.numbers import numbers
 from minamp.tensor import HookHandle, Tensor, to_arguments
 
@@ -57,7 +58,9 @@ class Module:
     """
 
     def __init__(self):
-        for table in ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"):
+        for table in ("_parameters", "_buffers", "_modules"):
+            object.__setattr__(self, table, {})
+        for table in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
             object.__setattr__(self, table, {})
         object.__setattr__(self, "_non_persistent", set())
         object.__setattr__(self, "training", True)
@@ -70,11 +73,14 @@ class Module:
             changed = hook(self, args)
             if changed is not None:
                 args = changed if isinstance(changed, tuple) else (changed,)
+        passage = Passage(self) if self._backward_hooks or self._backward_pre_hooks else None
+        if passage is not None:
+            args = passage.enter(args)
         out = self.forward(*args, **kwargs)
         for hook in list(self._forward_hooks.values()):
             changed = hook(self, args, out)
             out = out if changed is None else changed
-        return out
+        return out if passage is None else passage.leave(out)
 
     def register_forward_hook(self, hook):
         """Call hook(module, args, output) after every forward; what it returns replaces the output."""
@@ -83,6 +89,19 @@ class Module:
     def register_forward_pre_hook(self, hook):
         """Call hook(module, args) before every forward; what it returns replaces the arguments."""
         return HookHandle(self._forward_pre_hooks, hook)
+
+    def register_full_backward_hook(self, hook):
+        """Call hook(module, grad_input, grad_output) in every backward through the module; both are tuples.
+
+        grad_output: the gradients of forward's outputs, grad_input those of its positional Tensors, None where there is none.
+        What it returns (a tuple as long) replaces grad_input. Where no input wants a gradient it is called when those of the
+        outputs are there. An output that is neither a Tensor nor a tuple of them is not watched: a warning.
+        """
+        return HookHandle(self._backward_hooks, hook)
+
+    def register_full_backward_pre_hook(self, hook):
+        """Call hook(module, grad_output) in every backward before the module's own; what it returns replaces grad_output."""
+        return HookHandle(self._backward_pre_hooks, hook)
 
     # -- attributes: parameters, buffers and modules live in their tables, everything else is plain
 
