@@ -507,21 +507,34 @@ def _is_new(gx, g, env):
     )
 
 
-def composite(function):
-    """Enter a function made of ops in OPS too: a Tensor method, and usable in gradients. Its ops are autocast one by one."""
+def composite(function=None, *, policy=NOT_LISTED):
+    """Enter a function made of ops in OPS too: a Tensor method, and usable in gradients. Its ops are autocast one by one.
 
-    code = function.__code__
+    policy: for one that is itself on PyTorch's lists. Its arguments are cast as the policy says, and its ops then run as
+    outside of every region: PyTorch switches autocast off inside what it lists.
+    """
+    if function is None:
+        return functools.partial(composite, policy=policy)
+    code, cast_inputs = function.__code__, POLICIES[policy]
     names, starred = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], starred_name(code)
 
     @functools.wraps(function)
     def composed(*args, **kwargs):
         if kwargs:
             args, kwargs = spelled(names, starred, args, kwargs)
+        region_off = cast_inputs is not None and autocast_state.enabled
+        if region_off:
+            given = cast_inputs(composed, [*args, *kwargs.values()], {}, autocast_state.dtype)
+            args, kwargs = given[: len(args)], dict(zip(kwargs, given[len(args) :], strict=True))
+            autocast_state.enabled = False
         try:
             return function(*args, **kwargs)
         except AttributeError as error:
             raise missing_attribute(function.__name__, bound(function, args, kwargs), error) from None
+        finally:
+            autocast_state.enabled |= region_off
 
+    composed.name, composed.policy = function.__name__, policy
     if OPS.setdefault(function.__name__, composed) is not composed:
         raise ValueError(f"@composite: an op named {function.__name__!r} exists already")
     return composed

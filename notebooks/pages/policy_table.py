@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from minamp import ops  # noqa: F401  declares every op
-from minamp.op import POLICIES, Op
+from minamp.op import NOT_LISTED, POLICIES, Op
 from minamp.tensor import OPS
 
 PAGE = Path(__file__).with_name("policy_table.md")
@@ -23,7 +23,8 @@ MEANING = {
 
 def page():
     """The text of policy_table.md."""
-    declared = sorted((o for o in OPS.values() if isinstance(o, Op)), key=lambda o: o.name)
+    listed = [o for o in OPS.values() if isinstance(o, Op) or o.policy != NOT_LISTED]
+    declared = sorted(listed, key=lambda o: o.name)
     lines = [
         "# What autocast does with every op",
         "",
@@ -50,7 +51,7 @@ def page():
             text = re.sub(r"[|*]", r"\\\g<0>", first)  # neither a column's end nor bold
             lines.append(f"| [`{o.name}`](../../{file}) | {text} |")
         lines.append("")
-    composites = sorted(name for name, f in OPS.items() if not isinstance(f, Op))
+    composites = sorted(name for name, f in OPS.items() if f not in listed)
     lines += ["## Made of other ops", "", ", ".join(f"`{n}`" for n in composites) + ".", ""]
     return "\n".join(lines)
 
