@@ -18,6 +18,10 @@ ALIASES = {
     "not_equal": "ne",
     "swapaxes": "transpose",
     "swapdims": "transpose",
+    "arcsin": "asin",
+    "arccos": "acos",
+    "arctan": "atan",
+    "arctan2": "atan2",
     "concat": "cat",
     "concatenate": "cat",
 }
@@ -98,11 +102,12 @@ class Methods:
     __ifloordiv__ = floor_divide_ = _inplace("floor_divide")
     remainder, floor_divide = _method("remainder"), _method("floor_divide")
     add, sub, mul, div, neg = (_method(n) for n in ("add", "sub", "mul", "div", "neg"))
-    abs, sign, clamp = (_method(n) for n in ("abs", "sign", "clamp"))
+    abs, sign, clamp, lerp, nan_to_num = (_method(n) for n in ("abs", "sign", "clamp", "lerp", "nan_to_num"))
     addcmul, addcdiv, maximum, minimum = (_method(n) for n in ("addcmul", "addcdiv", "maximum", "minimum"))
     round, floor, ceil, trunc = (_method(n) for n in ("round", "floor", "ceil", "trunc"))
     neg_, clamp_, addcmul_, addcdiv_ = (_inplace(n) for n in ("neg", "clamp", "addcmul", "addcdiv"))
-    abs_, sign_, round_ = (_inplace(n) for n in ("abs", "sign", "round"))
+    abs_, sign_, round_, lerp_ = (_inplace(n) for n in ("abs", "sign", "round", "lerp"))
+    nan_to_num_ = _inplace("nan_to_num")
     floor_, ceil_, trunc_ = (_inplace(n) for n in ("floor", "ceil", "trunc"))
     # exponential.py
     __pow__, __rpow__ = _method("pow"), _reflected("pow")
@@ -111,10 +116,15 @@ class Methods:
         _method(n) for n in ("pow", "square", "sqrt", "rsqrt", "reciprocal")
     )
     exp, expm1, log, log1p = (_method(n) for n in ("exp", "expm1", "log", "log1p"))
-    log2, log10, sin, cos = (_method(n) for n in ("log2", "log10", "sin", "cos"))
+    log2, log10 = _method("log2"), _method("log10")
     exp_, sqrt_, square_, rsqrt_ = (_inplace(n) for n in ("exp", "sqrt", "square", "rsqrt"))
     reciprocal_, expm1_, log_, log1p_ = (_inplace(n) for n in ("reciprocal", "expm1", "log", "log1p"))
-    log2_, log10_, sin_, cos_ = (_inplace(n) for n in ("log2", "log10", "sin", "cos"))
+    log2_, log10_ = _inplace("log2"), _inplace("log10")
+    # angles.py
+    sin, cos, tan, sinh, cosh = (_method(n) for n in ("sin", "cos", "tan", "sinh", "cosh"))
+    asin, acos, atan, atan2 = (_method(n) for n in ("asin", "acos", "atan", "atan2"))
+    sin_, cos_, tan_, sinh_, cosh_ = (_inplace(n) for n in ("sin", "cos", "tan", "sinh", "cosh"))
+    asin_, acos_, atan_, atan2_ = (_inplace(n) for n in ("asin", "acos", "atan", "atan2"))
     # compare.py
     __eq__, __ne__ = _equality("eq"), _equality("ne")
     __lt__, __le__, __gt__, __ge__ = _method("lt"), _method("le"), _method("gt"), _method("ge")
@@ -140,8 +150,10 @@ class Methods:
     eq, ne, lt, le, gt, ge = (_method(n) for n in ("eq", "ne", "lt", "le", "gt", "ge"))
     isfinite, isnan, isinf = (_method(n) for n in ("isfinite", "isnan", "isinf"))
     # activations.py
-    tanh, sigmoid, relu, prelu, erf = (_method(n) for n in ("tanh", "sigmoid", "relu", "prelu", "erf"))
-    tanh_, sigmoid_, relu_, erf_ = (_inplace(n) for n in ("tanh", "sigmoid", "relu", "erf"))
+    tanh, sigmoid, relu, prelu = (_method(n) for n in ("tanh", "sigmoid", "relu", "prelu"))
+    erf, erfinv = _method("erf"), _method("erfinv")
+    tanh_, sigmoid_, relu_ = (_inplace(n) for n in ("tanh", "sigmoid", "relu"))
+    erf_, erfinv_ = _inplace("erf"), _inplace("erfinv")
     # matmul.py
     __matmul__, __rmatmul__ = _method("matmul"), _reflected("matmul")
     matmul = _method("matmul")
@@ -150,6 +162,8 @@ class Methods:
     dot, vdot, outer = (_method(n) for n in ("dot", "vdot", "outer"))
     addmm, baddbmm, addmv = (_method(n) for n in ("addmm", "baddbmm", "addmv"))
     addmm_, baddbmm_, addmv_ = (_inplace(n) for n in ("addmm", "baddbmm", "addmv"))
+    # contractions.py
+    addr, addbmm, cross = (_method(n) for n in ("addr", "addbmm", "cross"))
     # reduce.py
     sum, mean, var, max, min, argmax = (_method(n) for n in ("sum", "mean", "var", "max", "min", "argmax"))
     amax, amin, argmin, all, any = (_method(n) for n in ("amax", "amin", "argmin", "all", "any"))

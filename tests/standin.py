@@ -236,7 +236,8 @@ def _function(name):
 
 MODULE = types.SimpleNamespace(ndarray=ndarray)
 for _n in (
-    "abs exp log log1p expm1 log2 log10 sqrt tanh sin cos maximum minimum subtract remainder floor_divide where isfinite "
+    "abs exp log log1p expm1 log2 log10 sqrt tanh sin cos tan sinh cosh arcsin arccos arctan arctan2 "
+    "maximum minimum subtract remainder floor_divide where isfinite "
     "isnan isinf logical_and logical_or logical_xor logical_not "
     "round floor ceil trunc copysign clip zeros_like ones_like full_like max min prod argmax argmin argsort cumsum cumprod "
     "concatenate take tril triu zeros full arange tri flip"

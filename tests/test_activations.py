@@ -1,6 +1,7 @@
 """Activations and the exp and log ops beside them: gradients in float64, and in half at the far ends of the format."""
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -42,12 +43,22 @@ LINES = [
     line("elu", OP.elu, a(2, 3)),
     line("elu", lambda x: OP.elu(x, 0.5), a(2, 3)),
     line("erf", OP.erf, a(2, 3)),
+    line("erfinv", OP.erfinv, a(2, 3) / 4),
     line("gelu", OP.gelu, a(2, 3)),
     line("gelu", lambda x: OP.gelu(x, approximate="tanh"), a(2, 3)),
     line("silu", OP.silu, a(2, 3)),
     line("logsigmoid", OP.logsigmoid, a(2, 3)),
     line("softplus", OP.softplus, a(2, 3)),
     line("softplus", lambda x: OP.softplus(x, beta=2, threshold=1), a(2, 3)),
+    # gates
+    line("hardtanh", lambda x: OP.hardtanh(x, -0.4, 0.7) ** 2, a(2, 3)),
+    line("relu6", lambda x: OP.relu6(x * 4) ** 2, a(2, 3)),
+    line("hardsigmoid", lambda x: OP.hardsigmoid(x * 3) ** 2, a(2, 3)),
+    line("hardswish", lambda x: OP.hardswish(x * 3), a(2, 3)),
+    line("mish", OP.mish, a(2, 3)),
+    line("selu", OP.selu, a(2, 3)),
+    line("gated", OP.gated, a(2, 3), a(3)),
+    line("glu", OP.glu, a(2, 4)),
 ]
 
 
@@ -57,7 +68,8 @@ def test_gradients(name, function, arrays):
 
 
 def test_every_activation_has_a_line():
-    declared = {n for n, o in OPS.items() if isinstance(o, Op) and o.__module__ == "minamp.ops.activations"}
+    files = ("minamp.ops.activations", "minamp.ops.gates")
+    declared = {n for n, o in OPS.items() if isinstance(o, Op) and o.__module__ in files}
     assert declared - {p.values[0] for p in LINES} == set()
 
 
@@ -69,6 +81,19 @@ def test_erf_piece_by_piece():
     np.testing.assert_allclose(y, exact, rtol=0, atol=3e-7)
     assert np.all(np.abs(y)[np.abs(x) >= 4] == 1) and math.copysign(1, y[-1, -1]) == -1
     np.testing.assert_array_equal(OP.erf(Tensor(x[::2].T)).numpy(), y[::2].T)
+
+
+@pytest.mark.parametrize("dtype", [float32, float64], ids=str)
+def test_erfinv_is_the_inverse(dtype):
+    """Against the normal distribution's quantiles; near the ends a unit in the last place of x is many of y."""
+    x = np.array([*np.linspace(-0.999, 0.999, 201), 1 - 2.0**-20, 2.0**-20 - 1, 1e-6, 0.0], dtype)
+    y = OP.erfinv(Tensor(x)).numpy()
+    exact = np.array([NormalDist().inv_cdf((1 + float(v)) / 2) / math.sqrt(2) for v in x])
+    slope = np.sqrt(np.pi) / 2 * np.exp(exact**2)
+    eps = np.finfo(dtype).eps
+    assert (abs(y - exact) <= 4 * eps * (abs(exact) + slope)).all()
+    ends = OP.erfinv(tensor([1.0, -1.0, 1.5, math.nan])).tolist()
+    assert ends[:2] == [math.inf, -math.inf] and math.isnan(ends[2]) and math.isnan(ends[3])
 
 
 # ---- in half, from one end of the format to the other, against the derivative in float64
@@ -88,6 +113,11 @@ def tanh_gelu_slope(x):
     return s + 2 * x * s * sigma(-2 * u) * math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x**2)
 
 
+def mish_slope(x):
+    t = np.tanh(np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))))
+    return t + x * sigma(x) * (1 - t * t)
+
+
 ENDS = [0.0, 1e-3, 0.5, 1.0, 2.0, 5.0, 8.0, 10.0, 17.0, 30.0, 88.0, 148.0, 6e4, 65504.0]
 BOTH = [-v for v in ENDS] + ENDS
 POSITIVE = [6e-8, 1e-4, *ENDS[1:]]
@@ -100,6 +130,17 @@ SMOOTH = {
     "gelu, tanh": (lambda x: OP.gelu(x, approximate="tanh"), tanh_gelu_slope, BOTH),
     "silu": (OP.silu, lambda x: sigma(x) * (1 + x * sigma(-x)), BOTH),
     "erf": (OP.erf, lambda x: 2 / math.sqrt(math.pi) * np.exp(-x * x), BOTH),
+    "hardtanh": (OP.hardtanh, lambda x: 1.0 * (abs(x) < 1), BOTH),
+    "relu6": (OP.relu6, lambda x: 1.0 * ((x > 0) & (x < 6)), BOTH),
+    "hardsigmoid": (OP.hardsigmoid, lambda x: (abs(x) < 3) / 6, BOTH),
+    "hardswish": (OP.hardswish, lambda x: np.where(x < 3, (x > -3) * (x / 3 + 0.5), 1), BOTH),
+    "mish": (OP.mish, mish_slope, BOTH),
+    "selu": (
+        OP.selu,
+        lambda x: 1.0507009873554805 * np.where(x > 0, 1, 1.6732632423543772 * np.exp(np.minimum(x, 0))),
+        BOTH,
+    ),
+    "atan": (OP.atan, lambda x: 1 / (1 + x * x), BOTH),
     "logsigmoid": (OP.logsigmoid, lambda x: sigma(-x), BOTH),
     "softplus": (OP.softplus, sigma, BOTH),
     "softplus, beta": (lambda x: OP.softplus(x, beta=3), lambda x: sigma(3 * x), BOTH),

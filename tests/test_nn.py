@@ -892,3 +892,29 @@ def test_copies_of_a_module_start_without_gradients():
     for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
         assert twin.weight.grad is None and twin.weight.equal(net.weight) and twin.weight.requires_grad
     assert net.weight.grad is not None
+
+
+def test_the_activations_of_mobile_networks_and_bilinear():
+    x = minamp.tensor([[-4.0, -1.0, 0.5, 7.0]])
+    layers = {
+        nn.ReLU6(): [0.0, 0.0, 0.5, 6.0],
+        nn.Hardtanh(-2, 3): [-2.0, -1.0, 0.5, 3.0],
+        nn.Hardsigmoid(): [0.0, 1 / 3, 3.5 / 6, 1.0],
+        nn.Hardswish(inplace=True): [0.0, -1 / 3, 1.75 / 6, 7.0],
+        nn.Mish(): [-0.0725917, -0.303401, 0.375245, 6.999988],
+        nn.SELU(): [-1.725899, -1.111331, 0.525350, 7.354907],
+        nn.GLU(): [-4 / (1 + np.exp(-0.5)), -1 / (1 + np.exp(-7.0))],
+    }
+    for layer, wanted in layers.items():
+        np.testing.assert_allclose(layer(x).numpy()[0], wanted, rtol=1e-5, err_msg=repr(layer))
+    assert repr(nn.Hardtanh(-2, 3)) == "Hardtanh(min_val=-2, max_val=3)" and repr(nn.GLU()) == "GLU(dim=-1)"
+    with pytest.raises(ValueError, match="hardtanh: min_val=2 must not be above max_val=1"):
+        nn.Hardtanh(2, 1)(x)
+    with pytest.raises(RuntimeError, match=r"glu: dimension -1 of \(1, 3\) must have an even size"):
+        nn.GLU()(x[:, :3])
+    layer = nn.Bilinear(2, 3, 4)
+    assert {n: p.shape for n, p in layer.named_parameters()} == {"weight": (4, 2, 3), "bias": (4,)}
+    a, b = minamp.randn(5, 2), minamp.randn(5, 3)
+    wanted = np.einsum("ni,oij,nj->no", *(t.numpy() for t in (a, layer.weight.detach(), b)))
+    np.testing.assert_allclose((layer(a, b) - layer.bias).detach().numpy(), wanted, rtol=1e-4, atol=1e-6)
+    assert repr(layer) == "Bilinear(in1_features=2, in2_features=3, out_features=4, bias=True)"

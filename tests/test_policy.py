@@ -23,14 +23,15 @@ from minamp.tensor import Tensor
 
 # The CUDA lists of PyTorch, as far as minamp has the ops. Everything that is not here must be NOT_LISTED.
 LISTED = {
-    LOWER_PRECISION: "matmul mm bmm mv addmm baddbmm addmv einsum linear scaled_dot_product_attention "
-    "conv1d conv2d conv_transpose2d prelu",
-    FP32: "exp log log2 log10 log1p expm1 pow square reciprocal rsqrt softplus layer_norm rms_norm group_norm nll_loss kl_div "
+    LOWER_PRECISION: "matmul mm bmm mv addmm baddbmm addmv addr addbmm vecdot chain_matmul einsum linear "
+    "scaled_dot_product_attention conv1d conv2d conv_transpose2d prelu",
+    FP32: "exp log log2 log10 log1p expm1 pow square reciprocal rsqrt tan asin acos sinh cosh erfinv "
+    "softplus layer_norm rms_norm group_norm nll_loss kl_div "
     "l1_loss smooth_l1_loss huber_loss mse_loss binary_cross_entropy_with_logits logsumexp "
     "cosine_similarity upsample_nearest2d upsample_bilinear2d",
     FP32_SET_OPT_DTYPE: "softmax log_softmax sum cumsum cumprod prod vector_norm",
     FP32_APPEND_DTYPE: "norm",
-    PROMOTE: "dot vdot addcmul addcdiv index_put scatter_add",
+    PROMOTE: "dot vdot addcmul addcdiv index_put scatter_add atan2 tensordot cross bilinear",
     BANNED: "binary_cross_entropy",
 }
 EXPECTED = {name: policy for policy, names in LISTED.items() for name in names.split()}
@@ -63,13 +64,14 @@ def each(names, function):
 EXAMPLES = {
     **each(
         "clone neg square abs sign zeros_like ones_like exp log log1p reciprocal sqrt tanh sigmoid relu erf "
-        "gelu silu leaky_relu elu logsigmoid softplus expm1 log2 log10 rsqrt sin cos "
+        "gelu silu leaky_relu elu logsigmoid softplus expm1 log2 log10 rsqrt sin cos tan asin acos atan sinh cosh erfinv "
+        "relu6 hardtanh hardsigmoid hardswish mish selu nan_to_num matrix_norm "
         "isfinite isnan isinf logical_not round floor ceil trunc sum mean var amax amin argmax argmin all any max min "
         "naive_half_sum naive_half_softmax naive_half_layer_norm t mT squeeze flatten dropout",
         lambda f, d: f(x(d)),
     ),
     **each(
-        "add sub mul div remainder floor_divide trunc_divide relu_grad maximum minimum eq ne lt le gt ge pow "
+        "add sub mul div remainder floor_divide trunc_divide relu_grad maximum minimum eq ne lt le gt ge pow atan2 gated "
         "logical_and logical_or logical_xor",
         lambda f, d: f(x(d), x(d)),
     ),
@@ -95,6 +97,15 @@ EXAMPLES = {
     **each("addmm", lambda f, d: f(x(d, 2), x(d), x(d, 3, 2))),
     **each("baddbmm", lambda f, d: f(x(d, 2), x(d, 2, 2, 3), x(d, 2, 3, 2))),
     **each("addmv", lambda f, d: f(x(d, 2), x(d), x(d, 3))),
+    **each("addr", lambda f, d: f(x(d), x(d, 2), x(d, 3))),
+    **each("addbmm", lambda f, d: f(x(d, 2, 2), x(d, 2, 2, 3), x(d, 2, 3, 2))),
+    **each("vecdot", lambda f, d: f(x(d), x(d))),
+    **each("chain_matmul", lambda f, d: f(x(d), x(d, 3, 4), x(d, 4, 2))),
+    **each("tensordot", lambda f, d: f(x(d), x(d, 3, 2), 1)),
+    **each("cross", lambda f, d: f(x(d), x(d))),
+    **each("bilinear", lambda f, d: f(x(d), x(d, 2, 4), x(d, 5, 3, 4), x(d, 5))),
+    **each("lerp", lambda f, d: f(x(d), x(d), x(d))),
+    **each("glu", lambda f, d: f(x(d, 2, 4))),
     **each("einsum", lambda f, d: f("ij,jk", x(d), x(d, 3, 2))),
     **each("scaled_dot_product_attention", lambda f, d: f(x(d), x(d, 4, 3), x(d, 4, 2), x(d, 2, 4))),
     **each("addcmul addcdiv", lambda f, d: f(x(d), x(d), x(d))),
@@ -164,7 +175,7 @@ RESULT = (
     }
     | {n: INT for n in ("argmax", "argmin", "argsort", "nonzero", "one_hot")}
 )
-COMPOSITE = {"cross_entropy": FP32, "normalize": FP32, "interpolate": FP32}
+COMPOSITE = {"cross_entropy": FP32, "normalize": FP32, "interpolate": FP32, "matrix_norm": FP32_SET_OPT_DTYPE}
 
 
 @pytest.mark.parametrize("name", OPS)

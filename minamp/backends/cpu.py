@@ -77,7 +77,9 @@ def _keep_freed_memory():
 _keep_freed_memory()
 
 abs = np.abs
-exp, log, sqrt, tanh, sin, cos = np.exp, np.log, np.sqrt, np.tanh, np.sin, np.cos
+exp, log, sqrt, tanh = np.exp, np.log, np.sqrt, np.tanh
+sin, cos, tan, sinh, cosh = np.sin, np.cos, np.tan, np.sinh, np.cosh
+asin, acos, atan, atan2 = np.arcsin, np.arccos, np.arctan, np.arctan2
 log1p, expm1, log2, log10 = np.log1p, np.expm1, np.log2, np.log10
 maximum, minimum = np.maximum, np.minimum
 isfinite, isnan, isinf = np.isfinite, np.isnan, np.isinf

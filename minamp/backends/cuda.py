@@ -67,7 +67,9 @@ def _named(name):
 
 
 abs = _named("abs")
-exp, log, sqrt, tanh, sin, cos = (_named(n) for n in ("exp", "log", "sqrt", "tanh", "sin", "cos"))
+exp, log, sqrt, tanh = (_named(n) for n in ("exp", "log", "sqrt", "tanh"))
+sin, cos, tan, sinh, cosh = (_named(n) for n in ("sin", "cos", "tan", "sinh", "cosh"))
+asin, acos, atan, atan2 = (_named(n) for n in ("arcsin", "arccos", "arctan", "arctan2"))
 log1p, expm1, log2, log10 = (_named(n) for n in ("log1p", "expm1", "log2", "log10"))
 maximum, minimum, where = (_named(n) for n in ("maximum", "minimum", "where"))
 isfinite, isnan, isinf = (_named(n) for n in ("isfinite", "isnan", "isinf"))

@@ -1,9 +1,10 @@
 """Networks: Module and Parameter, the layers, the losses, their initialisation, clip_grad_norm_."""
 
 from minamp.nn import functional, init, utils
+from minamp.nn.activations import GLU, SELU, Hardsigmoid, Hardswish, Hardtanh, Mish, ReLU6
 from minamp.nn.attention import MultiheadAttention
 from minamp.nn.containers import ModuleDict, ModuleList, ParameterList, Sequential
-from minamp.nn.layers import Conv1d, Conv2d, ConvTranspose2d, Embedding, Linear, PReLU
+from minamp.nn.layers import Bilinear, Conv1d, Conv2d, ConvTranspose2d, Embedding, Linear, PReLU
 from minamp.nn.losses import (
     BCELoss,
     BCEWithLogitsLoss,
@@ -45,6 +46,7 @@ __all__ = [
     "BCEWithLogitsLoss",
     "BatchNorm1d",
     "BatchNorm2d",
+    "Bilinear",
     "Conv1d",
     "Conv2d",
     "ConvTranspose2d",
@@ -54,7 +56,11 @@ __all__ = [
     "Embedding",
     "Flatten",
     "GELU",
+    "GLU",
     "GroupNorm",
+    "Hardsigmoid",
+    "Hardswish",
+    "Hardtanh",
     "HuberLoss",
     "Identity",
     "KLDivLoss",
@@ -66,6 +72,7 @@ __all__ = [
     "LogSoftmax",
     "MSELoss",
     "MaxPool2d",
+    "Mish",
     "Module",
     "ModuleDict",
     "ModuleList",
@@ -76,6 +83,8 @@ __all__ = [
     "ParameterList",
     "RMSNorm",
     "ReLU",
+    "ReLU6",
+    "SELU",
     "Sequential",
     "SiLU",
     "Sigmoid",

@@ -14,6 +14,7 @@ from minamp.ops.activations import (
 )
 from minamp.ops.arrange import pad
 from minamp.ops.attention import scaled_dot_product_attention
+from minamp.ops.contractions import bilinear
 from minamp.ops.conv import conv1d, conv2d, conv_transpose2d
 from minamp.ops.cross_entropy import (
     binary_cross_entropy,
@@ -21,6 +22,7 @@ from minamp.ops.cross_entropy import (
     cross_entropy,
     nll_loss,
 )
+from minamp.ops.gates import glu, hardsigmoid, hardswish, hardtanh, mish, relu6, selu
 from minamp.ops.indexing import embedding, one_hot
 from minamp.ops.loss import huber_loss, kl_div, l1_loss, mse_loss, smooth_l1_loss
 from minamp.ops.matmul import linear
@@ -34,6 +36,7 @@ __all__ = [
     "adaptive_avg_pool2d",
     "avg_pool2d",
     "batch_norm",
+    "bilinear",
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
     "conv1d",
@@ -45,7 +48,11 @@ __all__ = [
     "elu",
     "embedding",
     "gelu",
+    "glu",
     "group_norm",
+    "hardsigmoid",
+    "hardswish",
+    "hardtanh",
     "huber_loss",
     "interpolate",
     "kl_div",
@@ -56,6 +63,7 @@ __all__ = [
     "log_softmax",
     "logsigmoid",
     "max_pool2d",
+    "mish",
     "mse_loss",
     "nll_loss",
     "normalize",
@@ -63,8 +71,10 @@ __all__ = [
     "pad",
     "prelu",
     "relu",
+    "relu6",
     "rms_norm",
     "scaled_dot_product_attention",
+    "selu",
     "sigmoid",
     "silu",
     "smooth_l1_loss",

@@ -63,6 +63,35 @@ class Linear(Module):
         )
 
 
+class Bilinear(Module):
+    """x1 @ weight[o] @ x2 + bias[o]. weight (out_features, in1_features, in2_features), bias (out_features,)."""
+
+    def __init__(self, in1_features, in2_features, out_features, bias=True, device=None, dtype=None):
+        super().__init__()
+        self.in1_features, self.in2_features, self.out_features = in1_features, in2_features, out_features
+        shape = (out_features, in1_features, in2_features)
+        self.weight = new_parameter(shape, dtype=dtype, device=device)
+        self.register_parameter(
+            "bias", new_parameter((out_features,), dtype=dtype, device=device) if bias else None
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        """Draw the initial values anew: uniform within 1/sqrt(in1_features)."""
+        bound = 1 / math.sqrt(self.in1_features)
+        for p in self.parameters():
+            init.uniform_(p, -bound, bound)
+
+    def forward(self, x1, x2):
+        return F.bilinear(x1, x2, self.weight, self.bias)
+
+    def extra_repr(self):
+        return (
+            f"in1_features={self.in1_features}, in2_features={self.in2_features}, "
+            f"out_features={self.out_features}, bias={self.bias is not None}"
+        )
+
+
 class _Conv(Module):
     def __init__(self, shape, in_channels, out_channels, kernel_size, stride, padding, bias, device, dtype):
         super().__init__()

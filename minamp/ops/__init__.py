@@ -3,15 +3,18 @@
 from minamp.op import OPS_NAMESPACE
 from minamp.ops import (
     activations,
+    angles,
     arrange,
     attention,
     cast,
     compare,
+    contractions,
     conv,
     cross_entropy,
     einsum,
     elementwise,
     exponential,
+    gates,
     indexing,
     loss,
     matmul,

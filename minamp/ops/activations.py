@@ -7,6 +7,7 @@ The others keep the input, and their gradients are right to the rounding (gelu's
 import math
 
 from minamp.arguments import check_floating
+from minamp.formats import float64
 from minamp.op import FP32, LOWER_PRECISION, NOT_LISTED, op
 
 # ---------------------------------------------------------------------------------------------------- from the stored output
@@ -148,6 +149,41 @@ class erf:
 
     def vjp_x(m, g, x):
         return g * (m.exp(-(x * x)) * (2.0 / math.sqrt(math.pi)))
+
+
+# M. Giles, "Approximating the erfinv function", GPU Computing Gems (2011): polynomials of w = -log(1 - x*x) below 5, of its root
+# beyond; constant coefficients last.
+_NEAR = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087)
+_NEAR += (-0.00125372503, -0.00417768164, 0.246640727, 1.50140941)
+_FAR = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773)
+_FAR += (-0.0076224613, 0.00943887047, 1.00167406, 2.83297682)
+
+
+def _polynomial(coefficients, x):
+    y = coefficients[0]
+    for c in coefficients[1:]:
+        y = y * x + c
+    return y
+
+
+@op(policy=FP32, ints="float")
+class erfinv:
+    """The inverse of erf on (-1, 1); inf and -inf at the ends, nan beyond. To three units in the last place of float32."""
+
+    def forward(m, x):
+        w = -m.log((1.0 - x) * (1.0 + x))
+        near, far = (
+            _polynomial(_NEAR, m.minimum(w, 5.0) - 2.5),
+            _polynomial(_FAR, m.sqrt(m.maximum(w, 5.0)) - 3.0),
+        )
+        y = m.where(w < 5.0, near, far) * x
+        if x.dtype == float64:  # twice Newton's method doubles the digits and doubles them again
+            for _ in range(2):
+                y = y - (m.erf(y) - x) * m.exp(y * y) * (math.sqrt(math.pi) / 2)
+        return m.where(m.abs(x) == 1.0, x * math.inf, y)
+
+    def vjp_x(m, g, y):
+        return g * (m.exp(y * y) * (math.sqrt(math.pi) / 2))
 
 
 @op(policy=NOT_LISTED)

@@ -1,6 +1,9 @@
 """Elementwise ops: a table of derivatives."""
 
-from minamp.arguments import no_tensor, number
+import math
+
+from minamp.arguments import check_floating, no_tensor, number
+from minamp.formats import format_of, is_floating
 from minamp.numbers import check_fits
 from minamp.op import NOT_LISTED, PROMOTE, op
 from minamp.ops.indexing import nonzero
@@ -148,6 +151,30 @@ class addcdiv:
 
 
 @op(policy=NOT_LISTED)
+class lerp:
+    """input + weight * (end - input), from the nearer end as in PyTorch: a weight of 1 gives `end` itself. All of one dtype."""
+
+    def call(input, end, weight):
+        check_floating("lerp", input)
+        return (input, end, weight), {}
+
+    def forward(m, input, end, weight):
+        way = end - input
+        if isinstance(weight, int | float):
+            return input + weight * way if -0.5 < weight < 0.5 else end - (1.0 - weight) * way
+        return m.where(m.abs(weight) < 0.5, input + weight * way, end - (1.0 - weight) * way)
+
+    def vjp_input(m, g, weight):
+        return g * (1.0 - weight)
+
+    def vjp_end(m, g, weight):
+        return g * weight
+
+    def vjp_weight(m, g, input, end):
+        return g * (end - input)
+
+
+@op(policy=NOT_LISTED)
 class neg:
     """-x. RuntimeError for bools."""
 
@@ -239,6 +266,29 @@ class clamp:
     def vjp_max(m, g, x, min, max):
         taken = x > max if min is None else (x > max) + (max < min)
         return m.where(taken, g, m.zeros_like(g))
+
+
+@op(policy=NOT_LISTED)
+class nan_to_num:
+    """x with `nan` (0.0) for nan and posinf, neginf (the largest and smallest value of x's format) for inf; gradient 0 there."""
+
+    def call(input, nan=None, posinf=None, neginf=None):
+        top = format_of(input.dtype).max if is_floating(input.dtype) else 0.0
+        return (input,), {
+            "nan": 0.0 if nan is None else float(nan),
+            "posinf": top if posinf is None else float(posinf),
+            "neginf": -top if neginf is None else float(neginf),
+        }
+
+    def forward(m, x, *, nan, posinf, neginf):
+        if x.dtype.kind in "iub":
+            return x
+        x = m.where(m.isnan(x), m.full(x.shape, nan, x.dtype), x)
+        x = m.where(x == math.inf, m.full(x.shape, posinf, x.dtype), x)
+        return m.where(x == -math.inf, m.full(x.shape, neginf, x.dtype), x)
+
+    def vjp_x(m, g, x):
+        return m.where(m.isfinite(x), g, m.zeros_like(g))
 
 
 @op(policy=NOT_LISTED, mixed="promote")

@@ -1,4 +1,4 @@
-"""Powers, roots, exponentials, logarithms, sine and cosine: elementwise, and mostly float32 under autocast."""
+"""Powers, roots, exponentials and logarithms: elementwise, and mostly float32 under autocast."""
 
 import math
 
@@ -145,25 +145,3 @@ class rsqrt:
 
     def vjp_x(m, g, y):
         return g * (-0.5 * y * y * y)
-
-
-@op(policy=NOT_LISTED, ints="float")
-class sin:
-    """Sine, x in radians. Half values near 65504 are 32 apart: five turns."""
-
-    def forward(m, x):
-        return m.sin(x)
-
-    def vjp_x(m, g, x):
-        return g * m.cos(x)
-
-
-@op(policy=NOT_LISTED, ints="float")
-class cos:
-    """Cosine, x in radians."""
-
-    def forward(m, x):
-        return m.cos(x)
-
-    def vjp_x(m, g, x):
-        return -(g * m.sin(x))

@@ -72,6 +72,20 @@ add(
     half=EXACT,
     check="dtypes",
 )(lambda k, f, x: f(x))
+add("tan sinh cosh atan", "A2x3")(lambda k, f, x: f(x))
+add("asin acos", "U2x3")(lambda k, f, x: f(x))
+add("erfinv", "U2x3", half=FROM_OUTPUT)(lambda k, f, x: f(x))
+add("atan2", "A2x3", "A2x3")(lambda k, f, a, b: f(a, b))
+add("relu6 hardtanh", "A2x3", half=EXACT)(lambda k, f, x: f(x))
+add("hardswish mish selu", "A2x3")(lambda k, f, x: f(x))
+# torch's float64 gradient is a float32 sixth
+add("hardsigmoid", "A2x3", check="dtypes")(lambda k, f, x: f(x))
+add("hardtanh", "A2x3", variant="bounds", half=EXACT)(lambda k, f, x: f(x, -0.5, 0.75))
+add("glu", "A2x4")(lambda k, f, x: f(x))
+add("glu", "A4x3", variant="dim")(lambda k, f, x: f(x, 0))
+add("lerp", "A2x3", "A2x3")(lambda k, f, a, b: f(a, b, 0.3))
+add("lerp", "A2x3", "A2x3", "U3", variant="tensor")(lambda k, f, a, b, w: f(a, b, w))
+add("nan_to_num", "A2x3", half=EXACT)(lambda k, f, x: f(x))
 add("gelu", "A2x3", variant="tanh")(lambda k, f, x: f(x, approximate="tanh"))
 add("leaky_relu", "A2x3", variant="slope")(lambda k, f, x: f(x, 0.25))
 add("elu", "A2x3", variant="alpha")(lambda k, f, x: f(x, 0.5))
@@ -128,6 +142,17 @@ add("mm", "A3x4", "A4x2")(lambda k, f, a, b: f(a, b))
 add("bmm", "A2x3x4", "A2x4x2")(lambda k, f, a, b: f(a, b))
 add("mv", "A3x4", "A4")(lambda k, f, a, b: f(a, b))
 add("dot vdot", "A4", "A4")(lambda k, f, a, b: f(a, b))
+add("addr", "A3x4", "A3", "A4")(lambda k, f, x, a, b: f(x, a, b, beta=0.5, alpha=1.5))
+add("addbmm", "A3x2", "A2x3x4", "A2x4x2")(lambda k, f, x, a, b: f(x, a, b))
+add("vecdot", "A2x3", "A2x3")(lambda k, f, a, b: f(a, b))
+# U, not A: what the first product gives of the largest halves is no half
+add("chain_matmul", "U2x4", "A4x3", "A3x2", half=MANY)(lambda k, f, a, b, c: f(a, b, c))
+add("tensordot", "A2x3x2", "A3x2x2")(lambda k, f, a, b: f(a, b))
+add("tensordot", "A2x3x2", "A2x2", variant="dims")(lambda k, f, a, b: f(a, b, dims=([0, 2], [1, 0])))
+add("cross", "A2x3", "A2x3", half=MANY)(lambda k, f, a, b: f(a, b, dim=1))
+add("bilinear", "A4x2", "A4x3", "A2x2x3", "A2", half=MANY)(lambda k, f, a, b, w, c: f(a, b, w, c))
+add("matrix_norm", "A2x3x4", half=MANY)(lambda k, f, x: f(x))
+add("matrix_norm", "A2x3x4", variant="1", half=MANY)(lambda k, f, x: f(x, 1))
 add("outer", "A4", "A3")(lambda k, f, a, b: f(a, b))
 add("addmm", "A3x2", "A3x4", "A4x2")(lambda k, f, a, b, c: f(a, b, c))
 add("addmm", "A2", "A3x4", "A4x2", variant="alpha, beta")(
@@ -328,7 +353,7 @@ add("dropout", "A3x4", variant="evaluation", half=EXACT)(lambda k, f, x: f(x, 0.
 # Python bool and have no dtype.
 INTERNAL = (
     "index_grad index_clear gather_grad scatter_clear masked_scale constant_pad_nd recurrence sum_to widen to_device "
-    "matmul_wide scaled scaled_matmul trunc_divide "
+    "matmul_wide scaled scaled_matmul trunc_divide gated "
     "conv2d_input_grad conv2d_weight_grad max_pool2d_position max_pool2d_scatter max_pool2d_gather window_mean "
     "window_mean_grad upsample2d upsample2d_grad upsample_nearest2d upsample_bilinear2d equal allclose"
 ).split()
