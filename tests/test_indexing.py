@@ -7,9 +7,10 @@ import pytest
 
 import minamp
 import minamp.nn.functional as F
-from minamp import bfloat16, float16, float32, tensor
+from minamp import bfloat16, float16, float32, stack, tensor
 from minamp.autograd import check_grads
 from minamp.methods import OPS
+from minamp.record import observe
 from minamp.tensor import Tensor
 
 _rng = np.random.default_rng(3)
@@ -89,6 +90,8 @@ def line(name, function, *arrays):
         line("split", lambda x: x.split([1, 2], 1)[1] * x.split(2, 1)[0], a(2, 3)),
         line("chunk", lambda x: x.chunk(2)[1] ** 2, a(3, 2)),
         line("unbind", lambda x: x.unbind(1)[1] ** 2, a(3, 2)),
+        line("split many", lambda x: stack([p.sum(0) ** i for i, p in enumerate(x.split(2))]), a(23, 2)),
+        line("unbind many", lambda x: stack(x.unbind(1)[::-1]) ** 2, a(2, 19)),
     ],
 )
 def test_gradients(function, arrays):
@@ -531,9 +534,29 @@ def test_parts():
         with pytest.raises(RuntimeError, match="split: a 0-dim tensor can't be cut"):
             cut(tensor(1.0))
     assert tensor(3.0).flip(0).item() == 3.0
+    many = tensor(np.arange(40.0)).reshape(20, 2)
+    assert [p.tolist() for p in many.unbind()] == many.tolist()
+    assert [p.tolist() for p in many.split([3, *[1] * 16, 0, 1])][:2] == [
+        many[:3].tolist(),
+        many[3:4].tolist(),
+    ]
+    assert [len(p) for p in many.split((3, *[1] * 16, 0, 1))] == [3, *[1] * 16, 0, 1]
+    many.unbind(0)[17].mul_(0.0)
+    many.split(1)[2].zero_()
+    assert (many.sum(1) == 0).nonzero().tolist() == [[2], [17]], "they are views"
     flipped = x.flip(0)
     flipped[0] = 9.0
     assert x.tolist() == [0, 1, 2, 3, 4]  # a copy, as in PyTorch
+
+
+@pytest.mark.parametrize("cut", [lambda x: x.unbind(), lambda x: x.split(1), lambda x: x.chunk(256)])
+def test_the_gradients_of_many_parts_take_no_quadratic_room(cut):
+    """Each part's gradient is as large as what it was cut from: 256 * 256 rows, if that were x; it is a half of a half."""
+    x, rows = tensor(np.ones((256, 3)), requires_grad=True), []
+    y = stack(cut(x)).sum()
+    with observe(lambda phase, op, inputs, out: rows.append(len(out)) if op.name == "index" else None):
+        y.backward()
+    assert sum(rows) == 256 * (8 + 2 * 5) and (x.grad == 1).all().item()
 
 
 def test_shapes():

@@ -98,6 +98,8 @@ def diag(input, diagonal=0):
 
 # --------------------------------------------------------------------------------------------------------- pads, parts, flips
 
+_AT_ONCE = 8  # pieces; of more, halves are cut first: a piece's gradient is as large as what it was cut from, n times n in all
+
 
 def _pad_sizes(name, x, pad):
     pad = tuple(int(n) for n in pad)
@@ -204,6 +206,10 @@ def split(tensor, split_size_or_sections, dim=0):
         raise RuntimeError(
             f"split: sizes {list(sizes)} must sum to {total}, dimension {dim} of {tensor.shape}, and none be negative"
         )
+    if len(sizes) > _AT_ONCE:
+        halves = sizes[: len(sizes) // 2], sizes[len(sizes) // 2 :]
+        parts = split(tensor, [sum(half) for half in halves], dim)
+        return sum((split(x, half, dim) for x, half in zip(parts, halves, strict=True)), ())
     ends = np.cumsum(sizes).tolist()
     cut = (slice(None),) * dim
     return tuple(index(tensor, (*cut, slice(e - n, e))) for n, e in zip(sizes, ends, strict=True))
@@ -222,4 +228,6 @@ def chunk(input, chunks, dim=0):
 def unbind(input, dim=0):
     """The slices of input along `dim`, without it."""
     dim = dim_of("unbind", input, dim)
+    if input.shape[dim] > _AT_ONCE:
+        return sum((unbind(half, dim) for half in chunk(input, 2, dim)), ())
     return tuple(index(input, (slice(None),) * dim + (i,)) for i in range(input.shape[dim]))
