@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import standin
-from test_cuda import CNN, mlp
+from test_cuda import CNN, Recurrent, mlp
 
 import minamp
 import minamp.nn.functional as F
@@ -124,6 +124,23 @@ def test_a_captured_step_is_the_step(gpu, make, optimizer, kind):
         same(ours.holds(), plain.holds(), optimizer)
         plain.step(), ours.step()  # and back to steps one by one
         same(ours.holds(), plain.holds(), optimizer)
+
+
+def test_a_captured_step_of_recurrent_layers(gpu):
+    """Nothing is copied, their first states neither."""
+    plain, ours = Training(Recurrent, "adam"), Training(Recurrent, "adam", capturable=True)
+    for _ in range(2):
+        gpu.count.clear()
+        ours.step()
+        assert set(gpu.count) == {"kernel"}
+        plain.step()
+    g = minamp.cuda.CUDAGraph()
+    with minamp.cuda.graph(g):
+        ours.step()
+    plain.step()
+    for _ in range(3):
+        plain.step(), g.replay()
+    same(ours.holds(), plain.holds(), "adam")
 
 
 def test_a_graph_sees_new_data_and_a_new_scale(gpu):

@@ -302,6 +302,19 @@ def mlp():
     return nn.Sequential(nn.Linear(256, 32), nn.ReLU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 10))
 
 
+class Recurrent(nn.Module):
+    """Every fourth row of the picture, one after the other and both ways, through all three kinds."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(16, 8, num_layers=2, bidirectional=True, batch_first=True)
+        self.gru, self.rnn, self.fc = nn.GRU(16, 8), nn.RNN(8, 8), nn.Linear(8, 10)
+
+    def forward(self, x):
+        x, _ = self.gru(self.lstm(x.squeeze(1)[:, ::4])[0].transpose(0, 1))
+        return self.fc(self.rnn(x)[1].squeeze(0))
+
+
 OPTIMIZERS = {
     "sgd": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3, nesterov=True),
     "adam": lambda p: optim.Adam(p, lr=1e-2, amsgrad=True),
@@ -350,7 +363,7 @@ def train(make, optimizer, where, steps=4, half_weights=False, count=None, count
 
 @pytest.mark.parametrize("half_weights", [False, True])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("make", [mlp, CNN])
+@pytest.mark.parametrize("make", [mlp, CNN, Recurrent])
 def test_training_is_the_cpus(gpu, make, optimizer, half_weights):
     expected, weights, scale = train(make, optimizer, "cpu", half_weights=half_weights)
     losses, ours, our_scale = train(make, optimizer, "cuda", half_weights=half_weights)

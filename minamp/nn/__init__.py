@@ -18,6 +18,7 @@ from minamp.nn.losses import (
 )
 from minamp.nn.module import Module, Parameter
 from minamp.nn.normalization import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, RMSNorm
+from minamp.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from minamp.nn.stateless import (
     ELU,
     GELU,
@@ -57,6 +58,8 @@ __all__ = [
     "Flatten",
     "GELU",
     "GLU",
+    "GRU",
+    "GRUCell",
     "GroupNorm",
     "Hardsigmoid",
     "Hardswish",
@@ -65,6 +68,8 @@ __all__ = [
     "Identity",
     "KLDivLoss",
     "L1Loss",
+    "LSTM",
+    "LSTMCell",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
@@ -82,6 +87,8 @@ __all__ = [
     "Parameter",
     "ParameterList",
     "RMSNorm",
+    "RNN",
+    "RNNCell",
     "ReLU",
     "ReLU6",
     "SELU",

@@ -29,9 +29,9 @@ def body(source):
     return [line for line in source.splitlines() if not line.startswith(("import ", "from "))]
 
 
-def test_there_are_eleven_scripts_with_goldens():
+def test_there_are_twelve_scripts_with_goldens():
     names = {path.stem for path in (HERE / "scripts").glob("*.py")}
-    assert names == set(EXPECTED) and len(names) == 11
+    assert names == set(EXPECTED) and len(names) == 12
 
 
 @pytest.mark.parametrize("name", EXPECTED)

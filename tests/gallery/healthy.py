@@ -402,3 +402,27 @@ def decaying_rate_and_growing_scale():
         return loss.item()
 
     return dict(step=step, model=model, optimizer=optimizer, scaler=scaler)
+
+
+@loop
+def lstm_row_by_row():
+    """Digits read row by row, both ways, with dropout between the layers; gradients clipped."""
+    x, y = digits(32, shape=(28, 28))
+    recurrent, head = nn.LSTM(28, 24, 2, batch_first=True, dropout=0.1, bidirectional=True), nn.Linear(48, 10)
+    model = nn.ModuleList([recurrent, head])
+    optimizer = optim.Adam(model.parameters(), lr=5e-3)
+    scaler = GradScaler()
+
+    def step():
+        optimizer.zero_grad()
+        with autocast():
+            output, _ = recurrent(x)
+            loss = F.cross_entropy(head(output.mean(dim=1)), y)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.item()
+
+    return dict(step=step, model=model, optimizer=optimizer, scaler=scaler)
