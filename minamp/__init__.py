@@ -5,7 +5,7 @@ Read it in the order data flows: formats, backends, record, tensor, autocast, po
 
 import numpy as _np
 
-from minamp import amp, autograd, cuda, linalg, nn, ops, optim, utils  # noqa: I001  ops fills OPS, nn and optim build on it
+from minamp import amp, autograd, cuda, linalg, nn, ops, optim, utils  # noqa: I001  ops fills OPS, all after it build on it
 from minamp.autocast import (
     autocast,
     clear_autocast_cache,
@@ -44,7 +44,7 @@ from minamp.create import (
     zeros_like,
 )
 from minamp.debug import debug
-from minamp.draw import get_rng_state, manual_seed, set_rng_state
+from minamp.draw import Generator, get_rng_state, manual_seed, set_rng_state
 from minamp.formats import bfloat16, float8_e4m3fn, float8_e5m2, float16, float32, float64
 from minamp.formats import format_of as finfo
 from minamp.methods import ALIASES as _ALIASES

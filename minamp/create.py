@@ -1,4 +1,4 @@
-"""New tensors; the random ones are drawn by draw.py."""
+"""New tensors; the random ones are drawn by draw.py, from `generator` or else from this thread's."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from minamp.arguments import check_floating, no_tensor
 from minamp.backends import host
-from minamp.draw import generator, normal, uniform
+from minamp.draw import normal, source, uniform
 from minamp.formats import float32, float64, widen
 from minamp.numbers import check_fits, numbers, sized, sizes
 from minamp.tensor import Tensor
@@ -79,20 +79,20 @@ def eye(n, m=None, *, dtype=float32, device=None, requires_grad=False):
 
 
 @sized
-def randn(*size, dtype=float32, device=None, requires_grad=False):
+def randn(*size, generator=None, dtype=float32, device=None, requires_grad=False):
     """Standard normal values."""
     dtype = np.dtype(dtype)
-    return _new(normal("randn", sizes("randn", size), dtype), dtype, device, requires_grad)
+    return _new(normal("randn", sizes("randn", size), dtype, generator), dtype, device, requires_grad)
 
 
 @sized
-def rand(*size, dtype=float32, device=None, requires_grad=False):
+def rand(*size, generator=None, dtype=float32, device=None, requires_grad=False):
     """Uniform values in [0, 1)."""
     dtype = np.dtype(dtype)
-    return _new(uniform("rand", sizes("rand", size), dtype), dtype, device, requires_grad)
+    return _new(uniform("rand", sizes("rand", size), dtype, generator), dtype, device, requires_grad)
 
 
-def randint(low=0, high=None, size=None, *, dtype=int64, device=None, requires_grad=False):
+def randint(low=0, high=None, size=None, *, generator=None, dtype=int64, device=None, requires_grad=False):
     """Integers in [low, high); randint(high, size) counts from 0."""
     if size is None:
         high, size = None, high
@@ -100,13 +100,15 @@ def randint(low=0, high=None, size=None, *, dtype=int64, device=None, requires_g
         low, high = 0, low
     if not low < high:
         raise RuntimeError(f"randint: no integers lie in [{low}, {high}): give low < high")
-    return _new(generator().integers(low, high, sizes("randint", (size,))), dtype, device, requires_grad)
+    return _new(
+        source(generator).integers(low, high, sizes("randint", (size,))), dtype, device, requires_grad
+    )
 
 
-def randperm(n, *, dtype=int64, device=None, requires_grad=False):
+def randperm(n, *, generator=None, dtype=int64, device=None, requires_grad=False):
     """The integers below n in random order."""
     (n,) = sizes("randperm", (n,))
-    return _new(generator().permutation(n), dtype, device, requires_grad)
+    return _new(source(generator).permutation(n), dtype, device, requires_grad)
 
 
 def from_numpy(array):
@@ -151,17 +153,17 @@ def rand_like(input, *, dtype=None, device=None, requires_grad=False):
     return rand(input.shape, **_like(input, dtype, device, requires_grad))
 
 
-def bernoulli(input):
+def bernoulli(input, *, generator=None):
     """1 with the probability that stands in `input`, else 0, in its shape and dtype. RuntimeError outside [0, 1]."""
     p = _weights("bernoulli", input)
     if not ((p >= 0) & (p <= 1)).all():
         raise RuntimeError(
             "bernoulli: probabilities must lie in [0, 1]: use x.clamp(0, 1), or sigmoid of scores"
         )
-    return _new(generator().random(p.shape) < p, input.dtype, input.device, False)
+    return _new(source(generator).random(p.shape) < p, input.dtype, input.device, False)
 
 
-def multinomial(input, num_samples, replacement=False):
+def multinomial(input, num_samples, replacement=False, *, generator=None):
     """num_samples indices (int64) for each row of `input`, drawn in proportion to the weights that stand there.
 
     input: a vector or matrix of floats; a row need not sum to 1. Without replacement no index comes twice in a row.
@@ -182,12 +184,14 @@ def multinomial(input, num_samples, replacement=False):
         )
     if replacement:
         ends = np.cumsum(np.atleast_2d(weights), -1)
-        draws = generator().random((len(ends), num_samples)) * ends[:, -1:]
+        draws = source(generator).random((len(ends), num_samples)) * ends[:, -1:]
         ends[ends == ends[:, -1:]] = np.inf  # a draw that was rounded up to the sum is the last one's
         at = np.stack([np.searchsorted(end, u, side="right") for end, u in zip(ends, draws, strict=True)])
     else:  # the num_samples smallest of exponential waiting times, whose rates are the weights
         with np.errstate(divide="ignore"):
-            at = np.argsort(generator().standard_exponential(weights.shape) / weights, -1)[..., :num_samples]
+            at = np.argsort(source(generator).standard_exponential(weights.shape) / weights, -1)[
+                ..., :num_samples
+            ]
     return _new(at.reshape(*input.shape[:-1], num_samples), int64, input.device, False)
 
 

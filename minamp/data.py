@@ -1,4 +1,4 @@
-"""The 5,000 real handwritten digits that come with the package, and a loader of seeded batches.
+"""The 5,000 real handwritten digits that come with the package, and a DataLoader that can be resumed.
 
 The digits are a subset of MNIST (LeCun, Cortes, Burges; CC BY-SA 3.0); assets/NOTICE.md says where they come from.
 """
@@ -8,45 +8,21 @@ from pathlib import Path
 
 import numpy as np
 
-from minamp.tensor import Tensor
+from minamp.tensor import Tensor, as_tensor
+from minamp.utils import data
+from minamp.utils.data import BatchSampler, TensorDataset
+from minamp.utils.data.dataloader import BatchIterator
+from minamp.utils.data.sampler import Order
 
 DIGITS = Path(__file__).parent / "assets" / "mnist5k.npz"
 SHA256 = "246e0c30eeea57c8d0037d3f38c8e00651ec204cc61b8022563e9aeeb9d756f4"
 
 
-class Dataset:
-    """Arrays of one length, indexed together: dataset[i] is a tuple with the i-th (or i-th slice) of each.
+class Digits(TensorDataset):
+    """A split of the digits. Arrays: `images` float32 (N, 1, 28, 28), `labels` int64 (N,), 0 to 9. Of MNIST, assets/NOTICE.md"""
 
-    arrays: any shapes (N, ...) and dtypes. ValueError for no array, a scalar, or arrays of different lengths.
-    """
-
-    def __init__(self, *arrays):
-        self.arrays = tuple(np.asarray(a) for a in arrays)
-        if not arrays:
-            raise ValueError("Dataset: needs at least one array, got none: give Dataset(images, labels)")
-        for a in self.arrays:
-            if not a.ndim:
-                raise ValueError(
-                    f"Dataset: arrays must have a first dimension of samples, got the scalar {a}"
-                )
-        lengths = [len(a) for a in self.arrays]
-        if len(set(lengths)) > 1:
-            raise ValueError(
-                f"Dataset: the arrays have different lengths {lengths}: give arrays of one length"
-            )
-
-    def __len__(self):
-        return len(self.arrays[0])
-
-    def __getitem__(self, i):
-        return tuple(a[i] for a in self.arrays)
-
-
-class Digits(Dataset):
-    """A split of the digits: `images` float32 (N, 1, 28, 28), `labels` int64 (N,), 0 to 9. Source: MNIST, assets/NOTICE.md."""
-
-    images = property(lambda self: self.arrays[0])
-    labels = property(lambda self: self.arrays[1])
+    images = property(lambda self: self.tensors[0].numpy())
+    labels = property(lambda self: self.tensors[1].numpy())
 
 
 def _load(path):
@@ -86,16 +62,16 @@ def digits(split=None, normalize=True, path=DIGITS):
         # float64 for the statistics: a float32 sum of 3 million pixels loses digits
         train = x[parts["train"]].astype(np.float64)
         x = ((x - train.mean()) / train.std()).astype(np.float32)
-    made = {name: Digits(x[part], labels[part]) for name, part in parts.items()}
+    made = {name: Digits(Tensor(x[part]), Tensor(labels[part])) for name, part in parts.items()}
     return made[split] if split else (made["train"], made["test"])
 
 
-class DataLoader:
-    """Batches of a Dataset (or a tuple of arrays) as tuples of Tensors; every `for` over it is a new epoch.
+class DataLoader(data.DataLoader):
+    """Batches of a dataset (or a tuple of arrays) whose order can be repeated and resumed exactly; every `for` is a new epoch.
 
-    shuffle=True draws a new order each epoch from (seed, epoch), so that a run can be repeated and resumed exactly:
-    state_dict() holds the epoch and the batch within it. drop_last leaves out a last batch that is not full.
-    ValueError for a batch size that is no whole number of at least 1, or an empty dataset; TypeError for a bare array.
+    shuffle=True draws the order of each epoch from (seed, epoch); state_dict() holds the epoch and the batch within it.
+    drop_last leaves out a last batch that is not full. ValueError for a batch size that is no whole number of at least 1, or an
+    empty dataset; TypeError for a bare array.
     """
 
     def __init__(self, dataset, batch_size=1, shuffle=False, *, seed=0, drop_last=False):
@@ -103,22 +79,13 @@ class DataLoader:
             raise TypeError(
                 f"DataLoader: dataset is a bare array of shape {dataset.shape}: give a tuple, (array,) or (images, labels)"
             )
-        dataset = Dataset(*dataset) if isinstance(dataset, tuple | list) else dataset
-        if batch_size != int(batch_size) or batch_size < 1:
-            raise ValueError(
-                f"DataLoader: batch_size must be at least 1, got {batch_size}: give a whole number of samples"
-            )
-        batch_size = int(batch_size)
+        dataset = TensorDataset(*map(as_tensor, dataset)) if isinstance(dataset, tuple | list) else dataset
         if not len(dataset):
             raise ValueError("DataLoader: the dataset is empty: give it at least one sample")
-        self.dataset, self.batch_size, self.shuffle = dataset, batch_size, shuffle
-        self.seed, self.drop_last = seed, drop_last
+        super().__init__(dataset, batch_size, drop_last=drop_last)
+        self.shuffle, self.seed = shuffle, seed
         self.epoch = self.batch = 0
         self._resumed = False
-
-    def __len__(self):
-        n, b = len(self.dataset), self.batch_size
-        return n // b if self.drop_last else -(-n // b)
 
     def __iter__(self):
         if self.batch and not self._resumed:  # the epoch before was left by a break
@@ -128,11 +95,8 @@ class DataLoader:
         order = (
             np.random.default_rng([self.seed, self.epoch]).permutation(n) if self.shuffle else np.arange(n)
         )
-        for i in range(self.batch, len(self)):
-            part = order[i * self.batch_size : (i + 1) * self.batch_size]
-            self.batch = i + 1
-            yield tuple(Tensor(a) for a in self.dataset[part])
-        self.epoch, self.batch = self.epoch + 1, 0
+        left = Order(order[self.batch * self.batch_size :])
+        return _Epoch(self, BatchSampler(left, self.batch_size, self.drop_last))
 
     def state_dict(self):
         """Where the loader stands: epoch and number of batches already given in it."""
@@ -142,3 +106,20 @@ class DataLoader:
         """Go on from what state_dict() gave: the next `for` starts with the batch after it."""
         self.epoch, self.batch = state["epoch"], state["batch"]
         self._resumed = True
+
+
+class _Epoch(BatchIterator):
+    """One epoch of a DataLoader, which it tells how far it is."""
+
+    ended = False
+
+    def __next__(self):
+        loader = self.loader
+        try:
+            batch = super().__next__()
+        except StopIteration:
+            if not self.ended:
+                self.ended, loader.epoch, loader.batch = True, loader.epoch + 1, 0
+            raise
+        loader.batch += 1
+        return batch

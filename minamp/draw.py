@@ -1,4 +1,4 @@
-"""The one random generator of a thread, and the values that everything random is drawn as."""
+"""The one random generator of a thread, generators of one's own, and the values that everything random is drawn as."""
 
 import threading
 
@@ -9,16 +9,39 @@ from minamp.formats import float32, float64, format_of, is_floating
 local = threading.local()
 
 
+class Generator(np.random.Generator):
+    """NumPy's Generator with PyTorch's way to seed it: Generator().manual_seed(0); seeded by chance until then."""
+
+    def __init__(self):
+        super().__init__(np.random.PCG64())
+
+    def manual_seed(self, seed):
+        """Start anew from `seed` (an int). Returns the generator itself."""
+        self.bit_generator.state = np.random.PCG64(seed).state
+        return self
+
+
 def generator():
-    """This thread's NumPy Generator, which initialisation, dropout and rand* draw from."""
+    """This thread's Generator, which initialisation, dropout and rand* draw from."""
     if not hasattr(local, "generator"):
-        local.generator = np.random.default_rng()
+        local.generator = Generator()
     return local.generator
+
+
+def source(given):
+    """The generator that a call was given, this thread's for None. TypeError for what is none, such as a seed."""
+    if given is None:
+        return generator()
+    if not isinstance(given, np.random.Generator):
+        raise TypeError(
+            f"generator must be a Generator, got {given!r}: use minamp.Generator().manual_seed(0)"
+        )
+    return given
 
 
 def manual_seed(seed):
     """Start this thread's generator anew from `seed` (an int)."""
-    local.generator = np.random.default_rng(seed)
+    local.generator = Generator().manual_seed(seed)
     return local.generator
 
 
@@ -37,16 +60,16 @@ def _check_floating(name, dtype):
         raise RuntimeError(f"{name}: draws floating values, dtype {dtype} can't hold them: use randint")
 
 
-def uniform(name, shape, dtype):
+def uniform(name, shape, dtype, given=None):
     """An array of values in [0, 1), with as many bits as `dtype` holds just below 1: more would round up to 1."""
     _check_floating(name, dtype)
     if dtype.itemsize > 2:
-        return generator().random(shape, dtype)
+        return source(given).random(shape, dtype)
     steps = 2 / format_of(dtype).eps
-    return np.floor(generator().random(shape, np.float32) * steps) / steps
+    return np.floor(source(given).random(shape, np.float32) * steps) / steps
 
 
-def normal(name, shape, dtype):
+def normal(name, shape, dtype, given=None):
     """An array of standard normal values, float32 or float64."""
     _check_floating(name, dtype)
-    return generator().standard_normal(shape, float64 if dtype == float64 else float32)
+    return source(given).standard_normal(shape, float64 if dtype == float64 else float32)

@@ -3,7 +3,8 @@
 A step is a callable, and what it changes hangs on it: its closure, the globals it names, the object it is a method of, and
 from there lists, dicts, modules, optimizers, scalers, tensors, arrays, random generators. The walk takes each once and
 remembers what it holds; `restore` puts that back into the same objects, so whoever holds one of them sees the old state.
-Beyond its reach: iterators and generators (a data loader goes on where it stands), files, threads, and process groups.
+An iterator of minamp's DataLoader comes back, too, with the data it reads. Beyond reach: other iterators and generators (they go
+on where they stand), files, threads, and process groups.
 """
 
 import array

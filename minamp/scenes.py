@@ -3,23 +3,24 @@
 import numpy as np
 
 import minamp.nn.functional as F
-from minamp.data import Dataset, digits
+from minamp.data import digits
 from minamp.tensor import Tensor
+from minamp.utils.data import TensorDataset
 
 MOST = 6  # digits on one scene
 SIDES = (13, 30)  # pixels of a digit's longer side, at any size of the canvas
 INK = 0.2  # a pixel brighter than this belongs to the digit
 
 
-class Scenes(Dataset):
+class Scenes(TensorDataset):
     """images float32 (N, 1, size, size); boxes float32 (N, 6, 4), x1 y1 x2 y2 in pixels; classes int64 (N, 6).
 
     Rows beyond a scene's digits hold the class -1 and a box of zeros, so that scenes go through a DataLoader in batches.
     """
 
-    images = property(lambda self: self.arrays[0])
-    boxes = property(lambda self: self.arrays[1])
-    classes = property(lambda self: self.arrays[2])
+    images = property(lambda self: self.tensors[0].numpy())
+    boxes = property(lambda self: self.tensors[1].numpy())
+    classes = property(lambda self: self.tensors[2].numpy())
 
 
 def scenes(n, split="train", size=64, *, seed=0, noise=0.1, overlap=0.2):
@@ -47,7 +48,7 @@ def scenes(n, split="train", size=64, *, seed=0, noise=0.1, overlap=0.2):
     for image, box, label in zip(images[:, 0], boxes, classes, strict=True):
         _compose(rng, source, image, box, label, overlap)
     images += rng.standard_normal(images.shape, np.float32) * np.float32(noise)
-    return Scenes(images, boxes, classes)
+    return Scenes(Tensor(images), Tensor(boxes), Tensor(classes))
 
 
 def _compose(rng, source, image, boxes, classes, overlap):

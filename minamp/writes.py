@@ -92,13 +92,13 @@ class Writes:
     def zero_(self):
         return self.fill_(0)
 
-    def normal_(self, mean=0.0, std=1.0):
+    def normal_(self, mean=0.0, std=1.0, *, generator=None):
         """Normal values everywhere."""
-        return self.copy_(self._holding(normal("normal_", self.shape, self.dtype) * std + mean))
+        return self.copy_(self._holding(normal("normal_", self.shape, self.dtype, generator) * std + mean))
 
-    def uniform_(self, a=0.0, b=1.0):
+    def uniform_(self, a=0.0, b=1.0, *, generator=None):
         """Uniform values in [a, b) everywhere: what rounds up to b becomes a, as in PyTorch."""
-        values = cast(uniform("uniform_", self.shape, self.dtype) * (b - a) + a, self.dtype)
+        values = cast(uniform("uniform_", self.shape, self.dtype, generator) * (b - a) + a, self.dtype)
         low, high = cast(np.array([a, b], np.float64), self.dtype)
         return self.copy_(self._holding(np.where(values == high, low, values)))
 

@@ -53,7 +53,7 @@ def test_boxes_overlap_no_more_than_asked():
 
 def test_scenes_are_seeded():
     a, b, other = scenes(5, seed=3), scenes(5, seed=3), scenes(5, seed=4)
-    assert all(np.array_equal(x, y) for x, y in zip(a.arrays, b.arrays, strict=True))
+    assert all(np.array_equal(x, y) for x, y in zip(a.tensors, b.tensors, strict=True))
     assert not np.array_equal(a.images, other.images)
     assert not np.array_equal(scenes(5, "test", seed=3).images, a.images)
 

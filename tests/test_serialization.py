@@ -16,7 +16,7 @@ import standin
 
 import minamp
 from minamp import nn, optim, serialization
-from minamp.data import DataLoader, Dataset, digits
+from minamp.data import DataLoader, digits
 
 f16, f32 = np.float16, np.float32
 
@@ -362,7 +362,7 @@ class Run:
         self.scaler = minamp.GradScaler(init_scale=2.0**10, growth_interval=7)
         images = digits("train").images[:200, 0, ::4, ::4].reshape(200, 49)
         labels = digits("train").labels[:200]
-        self.loader = DataLoader(Dataset(images, labels), 16, shuffle=True, seed=3)  # 13 batches an epoch
+        self.loader = DataLoader((images, labels), 16, shuffle=True, seed=3)  # 13 batches an epoch
         self.log, self.step = [], 0
 
     def train(self, until):

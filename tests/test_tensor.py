@@ -688,6 +688,32 @@ def test_cuda_names_of_training_scripts():
     minamp.cuda.synchronize()
 
 
+def test_a_generator_of_ones_own():
+    draws = {
+        "rand": lambda g: minamp.rand(6, generator=g),
+        "randn": lambda g: minamp.randn(6, generator=g),
+        "randint": lambda g: minamp.randint(99, (6,), generator=g),
+        "randperm": lambda g: minamp.randperm(9, generator=g),
+        "bernoulli": lambda g: minamp.bernoulli(minamp.full((64,), 0.5), generator=g),
+        "multinomial": lambda g: minamp.multinomial(minamp.ones(9), 6, generator=g),
+        "with replacement": lambda g: minamp.multinomial(minamp.ones(9), 6, True, generator=g),
+        "normal_": lambda g: minamp.empty(6).normal_(generator=g),
+        "uniform_": lambda g: minamp.empty(6).uniform_(generator=g),
+        "uniform_ of halves": lambda g: minamp.empty(6, dtype=float16).uniform_(generator=g),
+    }
+    for name, draw in draws.items():
+        before = minamp.get_rng_state()
+        g = minamp.Generator().manual_seed(3)
+        first, second = draw(g), draw(g)
+        assert not first.equal(second) and draw(g.manual_seed(3)).equal(first), name
+        assert minamp.get_rng_state() == before, f"{name} drew from the thread's generator"
+        minamp.manual_seed(3)
+        assert draw(None).equal(first), name
+        with pytest.raises(TypeError, match="generator must be a Generator, got 3: use minamp.Generator"):
+            draw(3)
+    assert minamp.manual_seed(0).manual_seed(3).random() == minamp.Generator().manual_seed(3).random()
+
+
 def test_grad_modes_as_torch_spells_them():
     x = leaf(1.0)
 

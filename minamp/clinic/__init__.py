@@ -32,9 +32,9 @@ def doctor(step, model=None, optimizer=None, scaler=None):
     The step runs twice, as it is and in float32; three to five times where it raises or spoils a parameter, fails in float32,
     or the second call is not the first again, as in turns. What happens in a later call only is not seen.
     Model, optimizer, scaler, gradients, random generators and all that the step reaches through its closure, its object and
-    its globals are put back, also when it raises. What can't be put back: iterators (a data loader is some batches
-    further), files, prints. An error that the doctor knows becomes a finding, any other is raised again. TypeError for an
-    argument of the wrong kind, RuntimeError inside a step that is being examined.
+    its globals are put back, also when it raises, and so is iter() of minamp's DataLoader. What can't be put back: other
+    iterators and generators (they are some batches further), files, prints. An error that the doctor knows becomes a finding,
+    any other is raised again. TypeError for an argument of the wrong kind, RuntimeError inside a step that is being examined.
     """
     if any(isinstance(x, Calls | Backwards) and x.thread == threading.get_ident() for x in listeners):
         raise RuntimeError(

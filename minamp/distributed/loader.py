@@ -27,8 +27,6 @@ class ShardedLoader(DataLoader):
                 f"ShardedLoader: batch_size {self.batch_size} is more than the {n} samples there are"
             )
 
-    def __iter__(self):
+    def _load(self, at):
         share = self.batch_size // get_world_size()
-        mine = slice(get_rank() * share, (get_rank() + 1) * share)
-        for batch in super().__iter__():
-            yield tuple(t[mine] for t in batch)
+        return super()._load(at[get_rank() * share : (get_rank() + 1) * share])

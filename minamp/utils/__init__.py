@@ -1,3 +1,5 @@
-"""What stands around a training loop: checkpoint.py, which computes activations again instead of keeping them."""
+"""What stands around a training loop: data, which makes batches, and checkpoint, which keeps less of a forward."""
 
-from minamp.utils import checkpoint  # noqa: F401
+from minamp.utils import checkpoint, data
+
+__all__ = ["checkpoint", "data"]

@@ -28,7 +28,8 @@ def verify_amp(step, *, model=None, optimizer=None, scaler=None, rounds=10):
     step: a function without arguments that does one training step, backward included; it runs 4 * rounds + 2 times (and twice
     more on a GPU). rounds: how often each time is taken; the shortest counts.
     Model, optimizer, scaler, the random generators and all that the step reaches, such as an average of the weights or a count
-    of the steps, have their old state afterwards, bit for bit; a data iterator that the step draws from has moved on.
+    of the steps, have their old state afterwards, bit for bit, and so has iter() of minamp's DataLoader; any other iterator
+    that the step draws from has moved on.
     Meanwhile the scaler's scale is 1, so that no step is skipped for an overflow: a skipped step would be a quicker one.
     TypeError for an argument of the wrong kind, ValueError for rounds below 1, RuntimeError if the step runs no backward, or
     fails with autocast switched off: half weights and float32 data, for one, meet in autocast only.
