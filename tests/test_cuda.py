@@ -20,6 +20,7 @@ import minamp.nn.functional as F
 from minamp import GradScaler, autocast, backends, bfloat16, float16, float32, float64, nn, optim, tensor
 from minamp.backends import cpu, cuda, device
 from minamp.tensor import Tensor
+from minamp.utils import data
 
 ROOT = Path(minamp.__file__).parent
 
@@ -647,3 +648,17 @@ def test_calls_as_pytorch_spells_them(gpu):
             getattr(leaf, name)().sum().backward()
             slopes.append(leaf.grad.tolist())
         assert slopes[0] == slopes[1]
+
+
+def test_batches_lie_where_the_data_lies(gpu):
+    x, y = minamp.arange(12.0).reshape(6, 2), minamp.arange(6)
+    on = data.TensorDataset(x.cuda(), y.cuda())
+    part = data.Subset(on, [5, 0, 3])
+    for dataset, rows in (on, [0, 1, 2, 3]), (part, [5, 0, 3]), ([on[2], on[4]], [2, 4]):
+        batch = next(iter(data.DataLoader(dataset, 4)))
+        assert all(t.is_cuda for t in batch) and batch[1].tolist() == rows
+        assert batch[0].cpu().equal(x[rows])
+    weights = tensor([0.0, 1.0, 0.0, 0.0, 0.0, 0.0]).cuda()
+    for sampler in data.WeightedRandomSampler(weights, 3), tensor([1, 1, 1]).cuda():
+        assert next(iter(data.DataLoader(on, 3, sampler=sampler)))[1].tolist() == [1, 1, 1]
+    assert sorted(data.SubsetRandomSampler(y.cuda())) == y.tolist()

@@ -318,7 +318,7 @@ def test_batches_in_order():
     assert loaded(minamp.arange(4).reshape(2, 2), 2) == [("int64", [[0, 1], [2, 3]])]
     assert [len(DataLoader(TEN, *args)) for args in [(4,), (20,), (None,)]] == [3, 1, 10]
     assert len(DataLoader(TEN, 4, drop_last=True)) == 2 and len(iter(DataLoader(TEN, 4))) == 3
-    assert loaded([]) == [] and data.get_worker_info() is None
+    assert loaded([]) == [] and data.get_worker_info() is None and minamp.utils.data is data
 
 
 def test_single_samples():

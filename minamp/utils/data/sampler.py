@@ -25,7 +25,7 @@ class Order:
     """An iterator over a vector of indices."""
 
     def __init__(self, indices):
-        self.indices, self.at = as_tensor(indices).numpy(), 0
+        self.indices, self.at = as_tensor(indices).cpu().numpy(), 0
 
     def __iter__(self):
         return self
