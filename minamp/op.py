@@ -19,6 +19,7 @@ once. Gradients likewise. So a declaration never mentions half.
 """
 
 import functools
+import itertools
 
 import numpy as np
 
@@ -522,6 +523,10 @@ def composite(function=None, *, policy=NOT_LISTED):
     def composed(*args, **kwargs):
         if kwargs:
             args, kwargs = spelled(names, starred, args, kwargs)
+        if cast_inputs is not None:  # else found by an op inside, after others have run
+            numbered = (f"{starred}[{i}]" for i in itertools.count())
+            named = {**dict(zip(itertools.chain(names, numbered), args, strict=False)), **kwargs}
+            same_device(function.__name__, **{k: a for k, a in named.items() if getattr(a, "ndim", 0)})
         region_off = cast_inputs is not None and autocast_state.enabled
         if region_off:
             given = cast_inputs(composed, [*args, *kwargs.values()], {}, autocast_state.dtype)

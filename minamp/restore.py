@@ -3,8 +3,8 @@
 A step is a callable, and what it changes hangs on it: its closure, the globals it names, the object it is a method of, and
 from there lists, dicts, modules, optimizers, scalers, tensors, arrays, random generators. The walk takes each once and
 remembers what it holds; `restore` puts that back into the same objects, so whoever holds one of them sees the old state.
-An iterator of minamp's DataLoader comes back, too, with the data it reads. Beyond reach: other iterators and generators (they go
-on where they stand), files, threads, and process groups.
+An iterator of minamp's DataLoader comes back, too. Beyond reach: other iterators and generators (they go on where they stand),
+what is written into a TensorDataset, files, threads, and process groups.
 """
 
 import array
@@ -26,6 +26,7 @@ from minamp.backends import errors
 from minamp.draw import generator, local
 from minamp.record import grad_mode, observers
 from minamp.tensor import Tensor
+from minamp.utils.data import TensorDataset
 
 _KEYS = (str, int)
 # of the standard library, with what users put in
@@ -291,6 +292,7 @@ class _Glance(Snapshot):
 
 # How objects of these classes are taken, the first that fits; None: nothing hangs on them. All others by their attributes.
 _WAYS = (
+    (TensorDataset, None),  # read by every step and written by none; often larger than all the rest
     ((int, float, complex, str, bytes, np.generic, np.dtype, types.ModuleType, type(None)), None),
     (type, Snapshot._class),
     (dict, Snapshot._mapping),

@@ -12,6 +12,7 @@ from minamp import data as course
 from minamp import nn, optim
 from minamp.data import digits
 from minamp.record import observe
+from minamp.restore import Snapshot
 from minamp.utils import data
 from minamp.utils.data import (
     BatchSampler,
@@ -579,3 +580,11 @@ def test_sentences_of_different_lengths_with_a_collate_fn():
             total += loss.item()
         losses.append(total / len(loader))
     assert len(loader) == 18 and len(seen) == 300 and losses[-1] < losses[0] / 2
+
+
+def test_the_data_itself_is_not_copied_by_who_undoes_a_step():
+    images, mean = minamp.zeros(1000, 100), np.zeros(3)
+    batches = iter(DataLoader(Subset(TensorDataset(images), [1, 2, 3]), 2))
+    before = Snapshot(step=lambda: (next(batches), mean))
+    assert {path: a.shape for path, a, _ in before.arrays if a.size == 100_000} == {}
+    assert any(a is mean for _, a, _ in before.arrays)
