@@ -4,6 +4,8 @@ Functions that answer with a number of a GPU raise RuntimeError where there is n
 does nothing there.
 """
 
+from types import SimpleNamespace
+
 from minamp import amp, backends  # noqa: F401  torch.cuda.amp
 from minamp.backends import gpu_status, memory
 from minamp.backends.errors import OutOfMemoryError  # noqa: F401  torch's place for it
@@ -35,6 +37,29 @@ def current_device():
     """The number of the GPU that computes. RuntimeError without one."""
     backends.device.need("minamp.cuda.current_device")
     return backends.device.current()
+
+
+def get_device_properties(device=None):
+    """name, total_memory (bytes), multi_processor_count, major and minor (the compute capability) of a GPU."""
+    found = _on(device, "get_device_properties", backends.device.properties)
+    return SimpleNamespace(
+        name=found["name"].decode(),
+        major=found["major"],
+        minor=found["minor"],
+        total_memory=found["totalGlobalMem"],
+        multi_processor_count=found["multiProcessorCount"],
+    )
+
+
+def get_device_name(device=None):
+    """The GPU's name, such as 'NVIDIA H200'."""
+    return get_device_properties(device).name
+
+
+def get_device_capability(device=None):
+    """(major, minor): float16 has tensor cores from (7, 0) on, bfloat16 from (8, 0) on."""
+    found = get_device_properties(device)
+    return found.major, found.minor
 
 
 def synchronize(device=None):

@@ -365,6 +365,9 @@ class second(ndarray):
     device = property(lambda self: types.SimpleNamespace(id=1))
 
 
+PROPERTIES = {"name": b"stand-in", "major": 9, "minor": 0, "totalGlobalMem": 2**30, "multiProcessorCount": 4}
+
+
 class Device(contextlib.nullcontext):
     compute_capability = "90"
     id = 0
@@ -469,7 +472,10 @@ MODULE.cuda = types.SimpleNamespace(
     MemoryPool=lambda: types.SimpleNamespace(malloc=None),
     using_allocator=lambda allocator: contextlib.nullcontext(),
     runtime=types.SimpleNamespace(
-        getDeviceCount=lambda: 1, runtimeGetVersion=lambda: 13020, memGetInfo=pool.mem_get_info
+        getDeviceCount=lambda: 1,
+        getDeviceProperties=lambda i: PROPERTIES,
+        runtimeGetVersion=lambda: 13020,
+        memGetInfo=pool.mem_get_info,
     ),
     device=types.SimpleNamespace(get_cublas_handle=lambda: 1, get_device_id=lambda: 0),
     cublas=types.SimpleNamespace(

@@ -457,3 +457,10 @@ def test_events_and_debug():
         a @ a
     end.record()
     assert start.elapsed_time(end) > 0 and end.query()
+
+
+def test_what_the_driver_says_of_the_card():
+    found = minamp.cuda.get_device_properties()
+    assert (
+        found.name == minamp.cuda.get_device_name() and 10 * found.major + found.minor == device.capability()
+    )

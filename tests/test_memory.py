@@ -54,15 +54,22 @@ def test_reserved_is_given_back(gpu):
     assert minamp.cuda.mem_get_info()[0] == free + held - minamp.cuda.memory_reserved()
 
 
+def test_what_the_driver_says_of_the_card(gpu):
+    found = minamp.cuda.get_device_properties("cuda:0")
+    assert (found.name, found.total_memory, found.multi_processor_count) == ("stand-in", 2**30, 4)
+    assert minamp.cuda.get_device_name() == "stand-in" and minamp.cuda.get_device_capability() == (9, 0)
+
+
 @pytest.mark.parametrize(
     "name",
-    "memory_allocated max_memory_allocated reset_peak_memory_stats memory_reserved mem_get_info Event".split(),
+    "get_device_name get_device_capability memory_allocated max_memory_allocated reset_peak_memory_stats memory_reserved "
+    "mem_get_info Event".split(),
 )
 def test_without_a_gpu_the_reason_is_given(name, monkeypatch):
     monkeypatch.setattr(device, "gpu_status", lambda: "there is no usable CUDA device: check nvidia-smi")
     with pytest.raises(
         RuntimeError,
-        match=f"^minamp.cuda.{name} asked for, but there is no usable CUDA device: check nvidia-smi",
+        match=f"^minamp.cuda.(get_device_properties|{name}) asked for, but there is no usable CUDA device: check nvidia-smi",
     ):
         getattr(minamp.cuda, name)()
     minamp.cuda.empty_cache()  # nothing is cached, so nothing is left to do

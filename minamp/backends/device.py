@@ -111,6 +111,11 @@ def capability():
     return int(xp.cuda.Device().compute_capability)
 
 
+def properties():
+    """What the driver says of the current GPU, by CUDA's names: name (bytes), totalGlobalMem, major, minor and others."""
+    return xp.cuda.runtime.getDeviceProperties(current())
+
+
 def count():
     """The number of GPUs."""
     return xp.cuda.runtime.getDeviceCount()

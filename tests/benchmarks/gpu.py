@@ -27,9 +27,8 @@ def card():
     if minamp.gpu_status() != "ok":
         return {"GPU": minamp.gpu_status()}
     runtime = device.xp.cuda.runtime
-    name = runtime.getDeviceProperties(device.xp.cuda.Device().id)["name"].decode()
     return {
-        "GPU": f"{name}, compute capability {device.capability() / 10}",
+        "GPU": f"{minamp.cuda.get_device_name()}, compute capability {device.capability() / 10}",
         "driver": runtime.driverGetVersion(),
         "CUDA": runtime.runtimeGetVersion(),
         "CuPy": device.array_module().__version__,
