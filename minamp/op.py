@@ -27,12 +27,7 @@ from minamp.arguments import PLAIN, bound, missing_attribute, refuse_strangers, 
 from minamp.autocast import state as autocast_state
 from minamp.backends import cpu
 from minamp.devices import same_device
-from minamp.formats import (
-    float32,
-    float64,
-    is_floating,
-    is_half,
-)
+from minamp.formats import float32, float64, is_floating, is_half
 from minamp.methods import OPS
 from minamp.policy import (  # noqa: F401  declarations take them from here
     BANNED,

@@ -29,9 +29,7 @@ def new_parameter(shape, make=empty, *, dtype, device):
 
 def _fan_in_init(weight, bias):
     """torch's default for linear and conv: everything uniform within 1/sqrt(fan_in)."""
-    init.kaiming_uniform_(
-        weight, a=math.sqrt(5)
-    )  # gain sqrt(2/6), times sqrt(3): a bound of exactly 1/sqrt(fan_in)
+    init.kaiming_uniform_(weight, a=math.sqrt(5))  # gain sqrt(2/6), times sqrt(3): 1/sqrt(fan_in) exactly
     if bias is not None:
         fan_in = init.fans(weight)[0]
         bound = 1 / math.sqrt(fan_in) if fan_in else 0.0

@@ -29,9 +29,7 @@ class Parameter(Tensor):
             self._version = data._version
         self.requires_grad = requires_grad
 
-    def __getstate__(
-        self,
-    ):  # a deep or pickled copy, of a teacher or an average, starts without a gradient, as torch's
+    def __getstate__(self):  # a deep or pickled copy starts without a gradient, as torch's
         held, slots = super().__getstate__()
         return held, {**slots, "_grad": None}
 

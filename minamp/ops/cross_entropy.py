@@ -176,9 +176,8 @@ class nll_loss:
         if reduction == "none":
             g = m.reshape(g, at.shape)
         elif reduction == "mean":
-            g = (
-                g / m.mean(shares) * (1.0 / max(at.size, 1))
-            )  # as tensors of half a sum beyond 65504 would be inf
+            # the mean and not the sum: as tensors of half a sum beyond 65504 would be inf
+            g = g / m.mean(shares) * (1.0 / max(at.size, 1))
         g = g if weight is None else g * shares
         # 0 for what is ignored, also where nothing counts and g is inf
         return m.gather_grad(m.where(kept > 0, -g, 0.0), dim, at, x_shape)

@@ -142,9 +142,7 @@ class addcdiv:
         return g * value / tensor2
 
     def vjp_tensor2(m, g, tensor1, tensor2, value):
-        return -(
-            g * value * (tensor1 / tensor2) / tensor2
-        )  # two quotients: the square of tensor2 could overflow
+        return -(g * value * (tensor1 / tensor2) / tensor2)  # two quotients: tensor2's square could overflow
 
 
 @op(policy=NOT_LISTED)

@@ -149,9 +149,8 @@ def avg_pool2d(input, kernel_size, stride=None, padding=0, ceil_mode=False, coun
     )
     windows, counts = [], []
     for n, k, s, p, count in zip(input.shape[-2:], kernel, stride, padding, size, strict=True):
-        bounds = [
-            (i * s - p, min(i * s - p + k, n + p)) for i in range(count)
-        ]  # ceil_mode may reach past the padding
+        # ceil_mode may reach past the padding
+        bounds = [(i * s - p, min(i * s - p + k, n + p)) for i in range(count)]
         inside = [(max(a, 0), min(b, n)) for a, b in bounds]
         windows.append(inside)
         counts.append([b - a for a, b in (bounds if count_include_pad else inside)])

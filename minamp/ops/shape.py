@@ -212,9 +212,7 @@ def repeat(x, *repeats):
     x = reshape(x, tuple(n for size in shape for n in (1, size)))
     x = expand(x, tuple(n for pair in zip(sizes, shape, strict=True) for n in pair))
     out = reshape(x, tuple(r * n for r, n in zip(sizes, shape, strict=True)))
-    return (
-        out.clone() if out._is_view else out
-    )  # one value repeated, or nothing, needs no copy to be reshaped
+    return out.clone() if out._is_view else out  # one value repeated, or nothing, is reshaped without a copy
 
 
 @composite
