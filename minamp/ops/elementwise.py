@@ -295,6 +295,16 @@ class zeros_like:
     vjp_x = _no_slope
 
 
+@op(policy=NOT_LISTED)
+class ones_like:
+    """Ones in the shape and dtype of x."""
+
+    def forward(m, x):
+        return m.ones_like(x)
+
+    vjp_x = _no_slope
+
+
 # ------------------------------------------------------------------------------------------------- steps: their gradient is 0
 
 

@@ -181,7 +181,7 @@ class cat:
         return m.cat(tensors if len(widest) == 1 else [m.widen(x) for x in tensors], dim)
 
     def vjp_tensors(m, g, i, tensors_shape, dim):
-        start = sum_sizes(tensors_shape[:i], dim)
+        start = sum(shape[dim] for shape in tensors_shape[:i])
         key = (slice(None),) * dim + (slice(start, start + tensors_shape[i][dim]),)
         return m.index(g, key)
 
@@ -190,13 +190,6 @@ def _listed(name, tensors):
     if not isinstance(tensors, (list, tuple)):
         raise TypeError(f"{name}: tensors must be a list or tuple of Tensors, got {type(tensors).__name__}")
     return tuple(tensors)
-
-
-def sum_sizes(shapes, dim):
-    return builtins_sum(s[dim] for s in shapes)
-
-
-builtins_sum = sum
 
 
 @composite
