@@ -77,12 +77,8 @@ def _convolution(name, dims, input, weight, bias, stride, padding, dilation, gro
     image = (1,) * (2 - dims) + input.shape[-dims:]
     size = conv_size(image, kernel, stride, padding, dilation)
     check_size(name, input, reach(dilation, kernel), padding, size, dims)
-    return (input, weight, bias), {
-        "stride": stride,
-        "padding": padding,
-        "dilation": dilation,
-        "groups": groups,
-    }
+    attrs = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    return (input, weight, bias), attrs
 
 
 def _named_padding(name, padding, input, reach, stride, dims):
