@@ -153,16 +153,6 @@ class conv2d:
 class conv2d_input_grad:
     """The gradient of conv2d that reaches its input, given g, the gradient of its output; bilinear in g and w."""
 
-    def call(g, w, x_shape, stride, padding, dilation, groups):
-        attrs = {
-            "x_shape": x_shape,
-            "stride": stride,
-            "padding": padding,
-            "dilation": dilation,
-            "groups": groups,
-        }
-        return (g, w), attrs
-
     def forward(m, g, w, *, x_shape, stride, padding, dilation, groups):
         return m.conv2d_input_grad(g, w, x_shape, stride, padding, dilation, groups)
 
@@ -176,16 +166,6 @@ class conv2d_input_grad:
 @op(policy=NOT_LISTED, stored=True)
 class conv2d_weight_grad:
     """The gradient of conv2d that reaches its weight, given g, the gradient of its output; bilinear in g and x."""
-
-    def call(g, x, w_shape, stride, padding, dilation, groups):
-        attrs = {
-            "w_shape": w_shape,
-            "stride": stride,
-            "padding": padding,
-            "dilation": dilation,
-            "groups": groups,
-        }
-        return (g, x), attrs
 
     def forward(m, g, x, *, w_shape, stride, padding, dilation, groups):
         return m.conv2d_weight_grad(g, x, w_shape, stride, padding, dilation, groups)

@@ -88,9 +88,6 @@ class expand:
 class sum_to:
     """x summed down to `shape`: what undoes a broadcast."""
 
-    def call(x, shape):
-        return (x,), {"shape": shape}
-
     def forward(m, x, *, shape):
         return m.sum_to(x, shape)
 
@@ -220,9 +217,6 @@ def stack(tensors, dim=0):
 @op(policy=NOT_LISTED)
 class masked_scale:
     """x * scale where mask holds, 0 elsewhere: dropout once its mask is drawn."""
-
-    def call(x, mask, scale):
-        return (x, mask), {"scale": scale}
 
     def forward(m, x, mask, *, scale):
         return x * mask * scale

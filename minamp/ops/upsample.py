@@ -83,16 +83,10 @@ class upsample_bilinear2d(_Resize):
 class upsample2d(_Resize):
     """x resized by taps that are known: the gradient of upsample2d_grad."""
 
-    def call(x, rows, cols):
-        return (x,), {"rows": rows, "cols": cols}
-
 
 @op(policy=NOT_LISTED)
 class upsample2d_grad:
     """The transposed map: every output's gradient goes back to the inputs it was made of. Sums are float32."""
-
-    def call(g, rows, cols):
-        return (g,), {"rows": rows, "cols": cols}
 
     def forward(m, g, *, rows, cols):
         return m.upsample2d_grad(g, rows, cols)
