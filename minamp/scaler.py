@@ -114,7 +114,7 @@ class GradScaler:
         self._growth_interval, self._growth_tracker = growth_interval, 0  # the count to start from
         low = float("-inf") if min_scale is None else min_scale
         high = float("inf") if max_scale is None else max_scale
-        if (min_scale is not None and init_scale < low) or (max_scale is not None and init_scale > high):
+        if not low <= init_scale <= high:
             raise ValueError(
                 f"GradScaler: init_scale {init_scale} lies outside min_scale {min_scale} and max_scale {max_scale}"
             )

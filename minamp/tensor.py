@@ -104,7 +104,7 @@ class Tensor(Methods, Writes):
         lambda self: None if self.is_leaf else self._node, doc="The Node that made it, None for a leaf."
     )
     T = property(lambda self: self.permute(*reversed(range(self.ndim))), doc="All dimensions reversed.")
-    mT = property(lambda self: OPS["transpose"](self, -1, -2), doc="The last two dimensions swapped.")
+    mT = property(lambda self: OPS["mT"](self), doc="The last two dimensions swapped.")
 
     @property
     def requires_grad(self):
