@@ -396,7 +396,6 @@ class Tensor(Methods, Writes):
         """This tensor in another dtype and/or on another device: x.to(float16), x.to('cpu'), x.to('cpu', float16), x.to(other).
 
         Two bools after these are non_blocking, which has no effect, and copy.
-
         Changes are the ops `to` and `to_device`, recorded like any other; no change returns x itself unless copy=True.
         """
         dtype, device, copy = to_arguments(args, dtype, device, copy)

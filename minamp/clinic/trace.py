@@ -220,6 +220,11 @@ class Trace:
         """Whether an enabled GradScaler scaled a loss."""
         return bool(self.calls("scaler.scale"))
 
+    @property
+    def in_float16(self):
+        """Whether a matmul or convolution of the training was float16."""
+        return any(r.is_product and r.output.recorded and r.output.dtype == float16 for r in self.ops)
+
     def held_by(self, optimizer):
         """The names of the parameters that an optimizer (its id) holds; None if none of ours."""
         return [n for n, p in self.parameters.items() if optimizer in p.optimizers] or None

@@ -27,7 +27,7 @@ def new_parameter(shape, make=empty, *, dtype, device):
     return Parameter(make(shape, dtype=dtype or float32, device=device))
 
 
-class _Affine(Module):
+class _Weighted(Module):
     """A weight of some shape and, if wanted, a bias for each of the outputs."""
 
     def _make(self, shape, outputs, bias, device, dtype):
@@ -45,7 +45,7 @@ class _Affine(Module):
             init.uniform_(self.bias, -bound, bound)
 
 
-class Linear(_Affine):
+class Linear(_Weighted):
     """x @ weight.T + bias. weight (out_features, in_features), bias (out_features,)."""
 
     def __init__(self, in_features, out_features, bias=True, device=None, dtype=None):
@@ -62,7 +62,7 @@ class Linear(_Affine):
         )
 
 
-class _Conv(_Affine):
+class _Conv(_Weighted):
     dims, transposed = 2, False
 
     def __init__(
