@@ -239,11 +239,9 @@ def custom_fwd(fwd=None, *, device_type, cast_inputs=None):
 
     @functools.wraps(fwd)
     def forward(ctx, *args, **kwargs):
-        ctx._autocast_dtype = state.dtype
+        ctx._autocast_dtype, ctx._autocast_enabled = state.dtype, state.enabled and cast_inputs is None
         if cast_inputs is None or not state.enabled:
-            ctx._autocast_enabled = state.enabled and cast_inputs is None
             return fwd(ctx, *args, **kwargs)
-        ctx._autocast_enabled = False
         args, kwargs = _cast_nested(args, cast_inputs), _cast_nested(kwargs, cast_inputs)
         with autocast(enabled=False):
             return fwd(ctx, *args, **kwargs)

@@ -107,12 +107,12 @@ class Device(str):
     type = property(lambda self: device_type(self))
     index = property(lambda self: _parse(self)[1])
 
-    def same(self, name):
-        """Whether `name` is this device: 'cuda' is any GPU."""
-        kind, index = _parse(str(name))
-        return kind == self.type and index in (None, self.index)
-
     def __new__(cls, type, index=None):
         name = type if index is None else f"{type}:{index}"
         device_type(name)
         return super().__new__(cls, name)
+
+    def same(self, name):
+        """Whether `name` is this device: 'cuda' is any GPU."""
+        kind, index = _parse(str(name))
+        return kind == self.type and index in (None, self.index)
