@@ -80,9 +80,9 @@ class Op:
         self.banned_text, self.is_cast = banned_text, name == "to"
         self.forward, self.call = body["forward"], body.get("call")
         self.takes_dtype = policy in (FP32_SET_OPT_DTYPE, FP32_APPEND_DTYPE)
-        self.__wrapped__ = self.call or body["forward"]  # help() shows this signature
+        self.__wrapped__ = self.call or self.forward  # help() shows this signature
         # Read directly: inspect.signature takes 50 us, and 300 of them would slow the import.
-        code = body["forward"].__code__
+        code = self.forward.__code__
         self.variadic = bool(code.co_flags & 0x04)  # has a *argument
         last = code.co_argcount + code.co_kwonlyargcount
         self.params = list(
@@ -105,7 +105,7 @@ class Op:
         unknown = {n for n in body if n.startswith("vjp_")} - {f"vjp_{p}" for p in self.params}
         if unknown:
             raise TypeError(f"@op {name}: {sorted(unknown)} match no argument of forward {self.params}")
-        code = (self.call or self.forward).__code__
+        code = self.__wrapped__.__code__
         # what users can name: without the namespace, which only forward takes
         self.names = code.co_varnames[self.call is None : code.co_argcount + code.co_kwonlyargcount]
         self.starred = starred_name(self.call.__code__) if self.call else None

@@ -892,3 +892,15 @@ def test_copies_of_a_module_start_without_gradients():
     for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
         assert twin.weight.grad is None and twin.weight.equal(net.weight) and twin.weight.requires_grad
     assert net.weight.grad is not None
+
+
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d])
+def test_a_layer_of_ones_own_draws_its_weights_when_all_else_is_there(kind):
+    class Own(kind):
+        def reset_parameters(self):
+            self.seen = self.in_channels, self.out_channels, self.kernel_size, self.groups, self.dilation
+            super().reset_parameters()
+
+    layer = Own(4, 8, 3, groups=2, dilation=2)
+    dims = layer.weight.ndim - 2
+    assert layer.seen == (4, 8, (3,) * dims, 2, (2,) * dims)

@@ -200,7 +200,7 @@ class conv1d:
         return m.reshape(m.conv2d_weight_grad(g, x, shape, stride, padding, dilation, groups), weight_shape)
 
     def vjp_bias(m, g):
-        return m.sum(m.reshape(g, images_shape(g.shape, 1)), (0, 2, 3))
+        return m.sum(images(m, g, 1), (0, 2, 3))
 
 
 @op(policy=LOWER_PRECISION, stored=True)

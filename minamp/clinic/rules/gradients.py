@@ -177,7 +177,7 @@ def _allowed(trace):
 
 
 def _room(trace):
-    """That scale as evidence, where it is known."""
+    """The largest allowed scale as evidence, where it is known."""
     allowed = _allowed(trace)
     return {} if math.isnan(allowed) else {"largest_allowed": allowed}
 

@@ -365,7 +365,7 @@ def _states(*updates):
 
 
 def _left(update):
-    """Those that it ended with."""
+    """The scale and count that an update ended with."""
     return update.facts.get("scale_after"), update.facts.get("good_steps")
 
 
