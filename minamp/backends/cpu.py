@@ -83,12 +83,8 @@ maximum, minimum = np.maximum, np.minimum
 isfinite, isnan, isinf = np.isfinite, np.isnan, np.isinf
 nonzero = np.nonzero
 round, floor, ceil, trunc = np.round, np.floor, np.ceil, np.trunc
-logical_and, logical_or, logical_xor, logical_not = (
-    np.logical_and,
-    np.logical_or,
-    np.logical_xor,
-    np.logical_not,
-)
+logical_and, logical_or = np.logical_and, np.logical_or
+logical_xor, logical_not = np.logical_xor, np.logical_not
 asarray, zeros_like, ones_like = np.asarray, np.zeros_like, np.ones_like
 permute, flip = np.transpose, np.flip
 may_share_memory = np.may_share_memory
