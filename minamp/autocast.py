@@ -82,6 +82,13 @@ def _casts_to(dtype):
     return is_half(dtype)
 
 
+def _check_device_type(name, device_type):
+    if type(device_type) is not str:
+        raise ValueError(
+            f"{name}: device_type must be a string such as 'cuda' or 'cpu', got {type(device_type).__name__}"
+        )
+
+
 class autocast:
     """A region where ops run in the dtype their policy names; context manager and decorator, as torch.autocast.
 
@@ -94,10 +101,7 @@ class autocast:
     """
 
     def __init__(self, device_type="cuda", dtype=None, enabled=True, cache_enabled=None):
-        if type(device_type) is not str:
-            raise ValueError(
-                f"autocast: device_type must be a string such as 'cuda' or 'cpu', got {type(device_type).__name__}"
-            )
+        _check_device_type("autocast", device_type)
         check_device(device_type)
         self.dtype = None if dtype is None else np.dtype(dtype)
         self.enabled = bool(enabled) and _casts_to(state.dtype if self.dtype is None else self.dtype)
@@ -118,7 +122,6 @@ class autocast:
         state.depth -= 1
         if state.depth == 0:
             state.cache.clear()
-        return False
 
     def _fresh(self):
         return type(self)(dtype=self.dtype, enabled=self.enabled, cache_enabled=self.cache_enabled)
@@ -174,7 +177,6 @@ class without_autocast:
 
     def __exit__(self, *_):
         state.enabled, state.allowed = self.outer.pop()
-        return False
 
 
 def cast(tensor, dtype):
@@ -209,13 +211,6 @@ def cast(tensor, dtype):
 # ------------------------------------------------------------------------------------------- decorators for autograd.Function
 
 
-def _check_device_type(name, device_type):
-    if type(device_type) is not str:
-        raise ValueError(
-            f"{name}: device_type must be a string such as 'cuda' or 'cpu', got {type(device_type).__name__}"
-        )
-
-
 def _cast_nested(value, dtype):
     """`value` with every floating tensor in it (not float64) cast; dicts (keys too), lists, tuples and iterables are walked."""
     if isinstance(value, Tensor):
@@ -244,11 +239,9 @@ def custom_fwd(fwd=None, *, device_type, cast_inputs=None):
 
     @functools.wraps(fwd)
     def forward(ctx, *args, **kwargs):
-        ctx._autocast_dtype = state.dtype
+        ctx._autocast_dtype, ctx._autocast_enabled = state.dtype, state.enabled and cast_inputs is None
         if cast_inputs is None or not state.enabled:
-            ctx._autocast_enabled = state.enabled and cast_inputs is None
             return fwd(ctx, *args, **kwargs)
-        ctx._autocast_enabled = False
         args, kwargs = _cast_nested(args, cast_inputs), _cast_nested(kwargs, cast_inputs)
         with autocast(enabled=False):
             return fwd(ctx, *args, **kwargs)

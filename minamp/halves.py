@@ -92,9 +92,8 @@ def widen(source, target):
 
 
 _COUNT = _float(2.0**13 * (1 + 0x0800 * 2.0**-23))
-_NEGATIVE = _int(
-    -0x80000000 + (0x0800 ^ 0x87FC)
-)  # turns the start of the count for x > 0 into that for x < 0
+# turns the start of the count for x > 0 into that for x < 0
+_NEGATIVE = _int(-0x80000000 + (0x0800 ^ 0x87FC))
 
 
 def narrow(source, target):

@@ -129,11 +129,8 @@ class Methods:
     __eq__, __ne__ = _equality("eq"), _equality("ne")
     __lt__, __le__, __gt__, __ge__ = _method("lt"), _method("le"), _method("gt"), _method("ge")
     __and__, __or__, __xor__ = _method("bitwise_and"), _method("bitwise_or"), _method("bitwise_xor")
-    __rand__, __ror__, __rxor__ = (
-        _reflected("bitwise_and"),
-        _reflected("bitwise_or"),
-        _reflected("bitwise_xor"),
-    )
+    __rand__, __ror__ = _reflected("bitwise_and"), _reflected("bitwise_or")
+    __rxor__ = _reflected("bitwise_xor")
     __iand__ = bitwise_and_ = _inplace("bitwise_and")
     __ior__ = bitwise_or_ = _inplace("bitwise_or")
     __ixor__ = bitwise_xor_ = _inplace("bitwise_xor")

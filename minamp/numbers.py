@@ -18,9 +18,14 @@ def numbers(name, data):
     return array
 
 
+def unpacked(args):
+    """What stands behind a *: f(2, 3) and f((2, 3)) mean the same."""
+    return tuple(args[0] if len(args) == 1 and isinstance(args[0], tuple | list) else args)
+
+
 def sizes(name, size):
     """`size` - ints, or one tuple or list of them - as a tuple; TypeError for what is no int, RuntimeError below 0."""
-    size = tuple(size[0] if len(size) == 1 and isinstance(size[0], tuple | list) else size)
+    size = unpacked(size)
     try:
         size = tuple(operator.index(n) for n in size)
     except TypeError:

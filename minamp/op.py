@@ -28,12 +28,7 @@ from minamp.arguments import PLAIN, bound, missing_attribute, refuse_strangers, 
 from minamp.autocast import state as autocast_state
 from minamp.backends import cpu
 from minamp.devices import same_device
-from minamp.formats import (
-    float32,
-    float64,
-    is_floating,
-    is_half,
-)
+from minamp.formats import float32, float64, is_floating, is_half
 from minamp.methods import OPS
 from minamp.policy import (  # noqa: F401  declarations take them from here
     BANNED,
@@ -62,8 +57,8 @@ def op(policy, *, mixed="error", ints="keep", stored=False, moves=False, view=Fa
     counts as float32. stored: forward and vjps take half arrays as they are stored (their backend function widens).
     moves: only moves values, so nothing needs rounding; or a function attrs -> whether that is so. view: the output may share
     the input's memory.
-    A `call` function in the class is how users call it: it checks arguments and returns (tensors, attributes), or (result,
-    None) where other ops make it.
+    Attributes, such as a dim, are forward's keyword-only arguments. A `call` function in the class is how users call the op:
+    it checks arguments and returns (tensors, attributes), or (result, None) where other ops make it.
     """
     if policy not in POLICIES:
         raise ValueError(f"@op: policy must be one of {list(POLICIES)}, got {policy!r}")
@@ -86,14 +81,17 @@ class Op:
         self.banned_text, self.is_cast = banned_text, name == "to"
         self.forward, self.call = body["forward"], body.get("call")
         self.takes_dtype = policy in (FP32_SET_OPT_DTYPE, FP32_APPEND_DTYPE)
-        self.__wrapped__ = self.call or body["forward"]  # help() shows this signature
+        self.__wrapped__ = self.call or self.forward  # help() shows this signature
         # Read directly: inspect.signature takes 50 us, and 300 of them would slow the import.
-        code = body["forward"].__code__
+        code = self.forward.__code__
         self.variadic = bool(code.co_flags & 0x04)  # has a *argument
         last = code.co_argcount + code.co_kwonlyargcount
         self.params = list(
             code.co_varnames[last : last + 1] if self.variadic else code.co_varnames[1 : code.co_argcount]
         )
+        self.attributes = code.co_varnames[code.co_argcount : last]  # forward's keyword-only arguments
+        # whether it is called with what forward takes; after *arguments attributes go by name only
+        self.direct = self.call is None and (self.variadic or not self.attributes)
         self.shapes = {f"{p}_shape": i for i, p in enumerate(self.params)}
         # name -> (function, names it needs); one that needs another stands below it
         self.shared = {n[7:]: (f, _parameters(f)) for n, f in body.items() if n.startswith("shared_")}
@@ -108,7 +106,7 @@ class Op:
         unknown = {n for n in body if n.startswith("vjp_")} - {f"vjp_{p}" for p in self.params}
         if unknown:
             raise TypeError(f"@op {name}: {sorted(unknown)} match no argument of forward {self.params}")
-        code = (self.call or self.forward).__code__
+        code = self.__wrapped__.__code__
         # what users can name: without the namespace, which only forward takes
         self.names = code.co_varnames[self.call is None : code.co_argcount + code.co_kwonlyargcount]
         self.starred = starred_name(self.call.__code__) if self.call else None
@@ -129,7 +127,7 @@ class Op:
             args, attrs = self._by_name(args, attrs)
             if out is not None:
                 return self._into(out, args, attrs)
-        if self.call is not None:
+        if not self.direct:
             args, attrs = self._called(args, attrs)
             if attrs is None:
                 return args
@@ -154,13 +152,20 @@ class Op:
         """The op outside every autocast region (in-place forms)."""
         if attrs:
             args, attrs = self._by_name(args, attrs)
-        if self.call is not None:
+        if not self.direct:
             args, attrs = self._called(args, attrs)
             if attrs is None:
                 return args
         return self._run(args, attrs)
 
     def _called(self, args, attrs):
+        """(tensors, attributes) of a call, as `call` says; without one attributes stand behind the tensors, or go by name."""
+        if self.call is None:
+            if len(args) > len(self.names):
+                raise TypeError(f"{self.name}: takes {', '.join(self.names)}; got {len(args)} arguments")
+            n = len(self.params)
+            attrs |= zip(self.attributes, args[n:], strict=False)
+            return args[:n], attrs
         try:
             return self.call(*args, **attrs)
         except AttributeError as error:
@@ -306,55 +311,37 @@ class Op:
                     a = Tensor(backends.of(there._data).full((), a.item(), a.dtype))
             moved.append(a)
         if stay or there is None:
-            found = ", ".join(
-                f"{p} {a.device}"
-                for p, a in zip(self._names(args), args, strict=True)
-                if isinstance(a, Tensor)
-            )
+            found = _listed(self._names(args), args, lambda a: a.device)
             raise RuntimeError(
                 f"{self.name}: tensors on different devices ({found}): move them to one with x.to('cuda') or x.cpu()"
             )
         return moved
 
     def _result_dtype(self, args):
+        """The dtype of the result where tensors of different dtypes meet; RuntimeError where they must not."""
         tensors = [a for a in args if isinstance(a, Tensor)]
+        if self.mixed == "promote":
+            return result_type(*tensors)
         floats = [t for t in tensors if is_floating(t.dtype)]
-        if (
-            self.mixed == "first"
-            or len({t.dtype for t in floats}) <= 1 < len(tensors)
-            and floats
-            and self.mixed == "error"
-            and self.policy != LOWER_PRECISION  # a product takes no masks and indices
-        ):
+        # masks and indices may stand beside one float dtype, but in no product
+        one = len({t.dtype for t in floats}) == 1 and self.policy != LOWER_PRECISION
+        if self.mixed == "first" or one:
             return (floats or tensors)[0].dtype
-        if self.mixed == "error":
-            found = ", ".join(
-                f"{p} {t.dtype}"
-                for p, t in zip(self._names(args), args, strict=True)
-                if isinstance(t, Tensor)
-            )
-            inside = ", since autocast casts no float64" if any(t.dtype == float64 for t in tensors) else ""
-            raise RuntimeError(
-                f"{self.name}: tensors of different dtypes ({found}): cast them to one dtype (x.float(), x.half())"
-                f"{inside if autocast_state.enabled else ' or run inside minamp.autocast()'}"
-            )
-        return result_type(*tensors)
+        found = _listed(self._names(args), args, lambda a: a.dtype)
+        inside = ", since autocast casts no float64" if any(t.dtype == float64 for t in tensors) else ""
+        raise RuntimeError(
+            f"{self.name}: tensors of different dtypes ({found}): cast them to one dtype (x.float(), x.half())"
+            f"{inside if autocast_state.enabled else ' or run inside minamp.autocast()'}"
+        )
 
     def _names(self, args):
-        return (
-            [f"{self.params[0]}[{i}]" for i in range(len(args))]
-            if self.variadic
-            else self.params[: len(args)]
-        )
+        if self.variadic:
+            return [f"{self.params[0]}[{i}]" for i in range(len(args))]
+        return self.params[: len(args)]
 
     def described(self, args):
         """'matmul (a float16 (2, 3), b float16 (3, 4))': the op and what it was given, for errors."""
-        given = (
-            f"{p} {a.dtype} {a.shape}"
-            for p, a in zip(self._names(args), args, strict=True)
-            if isinstance(a, Tensor)
-        )
-        return f"{self.name} ({', '.join(given)})"
+        return f"{self.name} ({_listed(self._names(args), args, lambda a: f'{a.dtype} {a.shape}')})"
 
     def _role(self, i):
         return "its output" if i < 0 else f"argument {self.params[0 if self.variadic else i]!r}"
@@ -385,9 +372,9 @@ class Op:
         names = set()
         for i in range(n):
             if mask >> i & 1:
-                vjp = self.vjps[0 if self.variadic else i]
+                place = 0 if self.variadic else i
+                vjp, name = self.vjps[place], self.params[place]
                 if vjp is None:
-                    name = self.params[0 if self.variadic else i]
                     raise RuntimeError(
                         f"{self.name} has no gradient for argument {name!r}: use {name}.detach()"
                     )
@@ -496,6 +483,11 @@ def _declared(name):
 def _parameters(function):
     """The names after m and g."""
     return function.__code__.co_varnames[2 : function.__code__.co_argcount]
+
+
+def _listed(names, args, tell):
+    """'a float32, b float16': what `tell` says of every Tensor, for errors."""
+    return ", ".join(f"{p} {tell(a)}" for p, a in zip(names, args, strict=True) if isinstance(a, Tensor))
 
 
 def _is_new(gx, g, env):

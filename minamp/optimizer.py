@@ -29,8 +29,7 @@ class Optimizer:
     def __init__(self, params, defaults):
         if isinstance(params, Tensor | set):
             raise TypeError(
-                f"{self._name}: params must be a list of Tensors or of dicts, got a "
-                f"{type(params).__name__}: use [tensor]"
+                f"{self._name}: params must be a list of Tensors or of dicts, got a {type(params).__name__}: use [tensor]"
             )
         self.defaults = defaults
         self.param_groups = []
@@ -71,8 +70,7 @@ class Optimizer:
             weights.check_format(f"{self._name}: {where}", p)
             if not p.is_leaf:
                 raise ValueError(
-                    f"{self._name}: {where}, shape {p.shape}, was made by {p._node.op.name} and can't be "
-                    "trained: use a leaf"
+                    f"{self._name}: {where}, shape {p.shape}, was made by {p._node.op.name} and can't be trained: use a leaf"
                 )
             if id(p) in known:
                 raise ValueError(
@@ -249,8 +247,7 @@ class Optimizer:
         ours, theirs = ([len(g["params"]) for g in groups] for groups in (self.param_groups, saved))
         if ours != theirs:
             raise ValueError(
-                f"{self._name}.load_state_dict: parameter groups of sizes {theirs} don't fit this "
-                f"optimizer's {ours}: "
+                f"{self._name}.load_state_dict: parameter groups of sizes {theirs} don't fit this optimizer's {ours}: "
                 "build it from the same parameters in the same groups"
             )
         by_index, updated = {}, []
@@ -297,8 +294,7 @@ class Optimizer:
         fits = array.shape == p.shape
         if ours and not fits:
             raise ValueError(
-                f"{self._name}.load_state_dict: {name} of parameter {i} has shape {array.shape}, the "
-                f"parameter {p.shape}"
+                f"{self._name}.load_state_dict: {name} of parameter {i} has shape {array.shape}, the parameter {p.shape}"
             )
         kept = p.dtype if p.dtype == float64 or name == "compensation" else float32
         array = backends.move(array, p.device)

@@ -5,6 +5,7 @@ input that needs a gradient, and the few arrays its gradient needs. `run_backwar
 first. Nothing here knows what a Tensor is.
 """
 
+import contextlib
 import functools
 import heapq
 import itertools
@@ -54,17 +55,16 @@ class set_grad_enabled:
 
     def __call__(self, function):
         grad_mode.enabled = self.before  # as a decorator it holds only while the function runs
-        mode = self.mode
 
         @functools.wraps(function)
         def wrapped(*args, **kwargs):
-            with set_grad_enabled(mode):
+            with set_grad_enabled(self.mode):
                 return function(*args, **kwargs)
 
         return wrapped
 
 
-class _Mode:
+class _Mode(contextlib.ContextDecorator):
     """A block or decorator that sets attributes of grad_mode; one object may be entered again, and by several threads."""
 
     changes = {}
@@ -81,14 +81,6 @@ class _Mode:
     def __exit__(self, *_):
         for name, value in grad_mode.outer.pop().items():
             setattr(grad_mode, name, value)
-
-    def __call__(self, function):
-        @functools.wraps(function)
-        def wrapped(*args, **kwargs):
-            with self:
-                return function(*args, **kwargs)
-
-        return wrapped
 
 
 class no_grad(_Mode):

@@ -31,10 +31,7 @@ from minamp.utils.data import TensorDataset
 _KEYS = (str, int)
 # of the standard library, with what users put in
 _CARRIERS = (types.SimpleNamespace, types.FunctionType, dict)
-_FOREIGN = {
-    "numpy",
-    "ml_dtypes",
-} | sys.stdlib_module_names  # their insides are nobody's training state
+_FOREIGN = {"numpy", "ml_dtypes"} | sys.stdlib_module_names  # their insides are nobody's training state
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ with capturable=True ask for nothing: their kernels read found_inf where it is, 
 
 import functools
 import inspect
+from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
@@ -56,6 +57,15 @@ class Stage(Enum):
     READY = 0
     UNSCALED = 1
     STEPPED = 2
+
+
+@dataclass
+class _Record:
+    """What is known of one optimizer between two calls of update()."""
+
+    optimizer: object  # held, so that its id is not given out again
+    stage: Stage = Stage.READY
+    found_inf: object = None  # 0.0, 1.0, a flag on the GPU, or None if there was no gradient
 
 
 class GradScaler:
@@ -114,14 +124,13 @@ class GradScaler:
         self._growth_interval, self._growth_tracker = growth_interval, 0  # the count to start from
         low = float("-inf") if min_scale is None else min_scale
         high = float("inf") if max_scale is None else max_scale
-        if (min_scale is not None and init_scale < low) or (max_scale is not None and init_scale > high):
+        if not low <= init_scale <= high:
             raise ValueError(
                 f"GradScaler: init_scale {init_scale} lies outside min_scale {min_scale} and max_scale {max_scale}"
             )
         self._min_scale, self._max_scale, self._max_skips = low, high, max_skips
         self._skips, self._evidence = 0, Evidence()
-        # id(optimizer) -> [optimizer, Stage, found_inf]: 0.0, 1.0, a flag on the GPU, or None if there was no gradient
-        self._records = {}
+        self._records = {}  # id(optimizer) -> _Record
 
     # -- the loss
 
@@ -168,20 +177,20 @@ class GradScaler:
             return
         self._need_scale("unscale_")
         record = self._record(optimizer)
-        if record[1] is Stage.UNSCALED:
+        if record.stage is Stage.UNSCALED:
             raise RuntimeError(
                 "unscale_() has already been called on this optimizer since the last update(): call it once per step"
             )
-        if record[1] is Stage.STEPPED:
+        if record.stage is Stage.STEPPED:
             raise RuntimeError(
                 "unscale_() is being called after step(): call it before, so that step() uses unscaled gradients"
             )
-        record[2] = self._unscale(optimizer, self._scale)
-        record[1] = Stage.UNSCALED
+        record.found_inf = self._unscale(optimizer, self._scale)
+        record.stage = Stage.UNSCALED
 
     @backends.guard("unscale_")
     def _unscale(self, optimizer, scale, allow_half=False):
-        """Divide every gradient by `scale` (None: only look at them); found_inf, as in _records."""
+        """Divide every gradient by `scale` (None: only look at them); found_inf, as in _Record."""
         gradients = {}  # backend -> (position, gradient) pairs
         for position, owner in enumerate(self._owners(optimizer)):
             g = owner.grad
@@ -242,29 +251,29 @@ class GradScaler:
             )
         self._need_scale("step")
         record = self._record(optimizer)
-        if record[1] is Stage.STEPPED:
+        if record.stage is Stage.STEPPED:
             raise RuntimeError(
                 "step() has already been called on this optimizer since the last update(): call update() after each step"
             )
         if getattr(optimizer, "_step_supports_amp_scaling", False):
             answer = self._step_scaled(optimizer, record, args, kwargs)
         else:
-            if record[1] is Stage.READY:
+            if record.stage is Stage.READY:
                 self.unscale_(optimizer)
-            if record[2] is None:
+            if record.found_inf is None:
                 raise AssertionError(
                     f"step: no parameter of this {type(optimizer).__name__} has a gradient, so nothing was checked for inf: "
                     "was its loss part of backward(), and are its parameters the model's?"
                 )
-            if isinstance(record[2], float):
-                answer = None if record[2] else optimizer.step(*args, **kwargs)
+            if isinstance(record.found_inf, float):
+                answer = None if record.found_inf else optimizer.step(*args, **kwargs)
             else:
-                optimizer.found_inf = Tensor(record[2])
+                optimizer.found_inf = Tensor(record.found_inf)
                 try:
                     answer = optimizer.step(*args, **kwargs)
                 finally:
                     del optimizer.found_inf
-        record[1] = Stage.STEPPED
+        record.stage = Stage.STEPPED
         return answer
 
     def _step_scaled(self, optimizer, record, args, kwargs):
@@ -272,13 +281,13 @@ class GradScaler:
         if "grad_scaler" in inspect.signature(optimizer.step).parameters:
             return optimizer.step(*args, grad_scaler=self, **kwargs)
         own = getattr(optimizer, "grad_scale", None)
-        if record[1] is Stage.READY:
-            record[2] = self._unscale(optimizer, None, allow_half=True)
+        if record.stage is Stage.READY:
+            record.found_inf = self._unscale(optimizer, None, allow_half=True)
             scale = self._scale._data if own is None else self._scale._data * own._data
             optimizer.grad_scale = Tensor(backends.of(scale).cast(scale, float32))
         else:
             optimizer.grad_scale = own
-        optimizer.found_inf = self._as_float32(record[2])
+        optimizer.found_inf = self._as_float32(record.found_inf)
         try:
             return optimizer.step(*args, **kwargs)
         finally:
@@ -300,7 +309,7 @@ class GradScaler:
         if new_scale is not None:
             self._set_scale(new_scale)
         else:
-            found = [r[2] for r in self._records.values() if r[2] is not None]
+            found = [r.found_inf for r in self._records.values() if r.found_inf is not None]
             if not found:
                 raise AssertionError(
                     "update: no optimizer was stepped or unscaled since the last update: call step(optimizer) first"
@@ -465,7 +474,7 @@ class GradScaler:
     # -- inside
 
     def _record(self, optimizer):
-        return self._records.setdefault(id(optimizer), [optimizer, Stage.READY, None])
+        return self._records.setdefault(id(optimizer), _Record(optimizer))
 
     def _need_scale(self, method):
         if self._scale is None:

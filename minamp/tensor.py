@@ -104,7 +104,7 @@ class Tensor(Methods, Writes):
         lambda self: None if self.is_leaf else self._node, doc="The Node that made it, None for a leaf."
     )
     T = property(lambda self: self.permute(*reversed(range(self.ndim))), doc="All dimensions reversed.")
-    mT = property(lambda self: OPS["transpose"](self, -1, -2), doc="The last two dimensions swapped.")
+    mT = property(lambda self: OPS["mT"](self), doc="The last two dimensions swapped.")
 
     @property
     def requires_grad(self):
@@ -395,7 +395,6 @@ class Tensor(Methods, Writes):
         """This tensor in another dtype and/or on another device: x.to(float16), x.to('cpu'), x.to('cpu', float16), x.to(other).
 
         Two bools after these are non_blocking, which has no effect, and copy.
-
         Changes are the ops `to` and `to_device`, recorded like any other; no change returns x itself unless copy=True.
         """
         dtype, device, copy = to_arguments(args, dtype, device, copy)

@@ -319,9 +319,8 @@ def gpu(way):
     on_cpu, shared = train("cpu"), ""
     with standin.installed() as double:
         if way == "nccl":
-            sys.modules["cupy"] = sys.modules["cupy.cuda"] = (
-                double.xp
-            )  # `import cupy` leaves NCCL's module out
+            # `import cupy` leaves NCCL's module out
+            sys.modules["cupy"] = sys.modules["cupy.cuda"] = double.xp
             sys.modules["cupy.cuda.nccl"], double.xp.cuda.Stream = Nccl, Stream
             double.xp.cuda.get_current_stream = Stream
             try:  # both ranks find the same card

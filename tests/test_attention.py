@@ -116,9 +116,8 @@ def test_half_is_the_exact_result_rounded_once(dtype):
     y = attend(q, k, v)
     assert y.dtype == dtype
     right = exact(*wide)
-    assert (
-        np.abs(widen(y._data) - right) <= 0.51 * ulp(right, dtype) + 1e-6
-    ).all()  # 1e-6: float32 on the way
+    # 1e-6: float32 on the way
+    assert (np.abs(widen(y._data) - right) <= 0.51 * ulp(right, dtype) + 1e-6).all()
 
 
 def test_scores_past_the_format_do_not_overflow():

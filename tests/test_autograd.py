@@ -211,14 +211,8 @@ def test_a_gradient_that_is_there_is_added_to_in_its_memory(dtype):
     (p * 3.0).sum().backward()
     (p * 2.0).sum().backward()
     assert p.grad is held and held._version[0] > version
-    assert flat.tolist() == [
-        0.0,
-        5.0,
-        5.0,
-        5.0,
-        5.0,
-        0.0,
-    ]  # as in PyTorch: a flat buffer may hold all gradients
+    # as in PyTorch: a flat buffer may hold all gradients
+    assert flat.tolist() == [0.0, 5.0, 5.0, 5.0, 5.0, 0.0]
 
 
 # ---------------------------------------------------------------------------------------------- observers see a Function

@@ -177,9 +177,8 @@ def test_what_cannot_be_captured_says_so(gpu):
     run = Training(mlp, "adam")
     run.step()
     g = minamp.cuda.CUDAGraph()
-    with pytest.raises(
-        RuntimeError, match="stream is capturing, so D2H"
-    ):  # the flag is asked for: capturable=True is missing
+    # the flag is asked for: capturable=True is missing
+    with pytest.raises(RuntimeError, match="stream is capturing, so D2H"):
         with minamp.cuda.graph(g):
             run.step()
     with pytest.raises(RuntimeError, match="^cudaErrorStreamCaptureUnsupported"):  # no failed kernel

@@ -327,10 +327,8 @@ def test_max_pool2d_is_its_definition(stride, padding, dilation, ceil_mode):
 def test_ceil_mode_counts_a_window_that_starts_inside():
     size = dict(kernel=(3, 2), stride=(2, 2), padding=(0, 1), dilation=(1, 1))
     assert backend.pool_size((6, 5), ceil_mode=False, **size) == (2, 3)
-    assert backend.pool_size((6, 5), ceil_mode=True, **size) == (
-        3,
-        4 - 1,
-    )  # a 4th would start at 5, in the right padding
+    # a 4th would start at 5, in the right padding
+    assert backend.pool_size((6, 5), ceil_mode=True, **size) == (3, 4 - 1)
 
 
 @pytest.mark.parametrize("ceil_mode", [False, True])

@@ -236,12 +236,8 @@ ORIGINAL, STATS = test_policy.x, test_policy.stats
 # Their sums run in another order: columns of a convolution, windows of a mean.
 NOT_BIT_FOR_BIT = {"conv2d", "conv1d", "conv_transpose2d", "avg_pool2d", "adaptive_avg_pool2d"}
 SKIPPED = {"to_device"}
-WITH_WEIGHT = {
-    "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-    "nll_loss",
-    "cross_entropy",
-}  # has no gradient
+# their weight has no gradient
+WITH_WEIGHT = {"binary_cross_entropy", "binary_cross_entropy_with_logits", "nll_loss", "cross_entropy"}
 
 
 @pytest.mark.parametrize("dtype", [float32, float16, bfloat16, float64], ids=str)
@@ -379,9 +375,8 @@ def test_training_is_the_cpus(gpu, make, optimizer, half_weights):
 def test_a_step_waits_once_for_the_scaler(gpu, make, kernels):
     counts = []
     train(make, "adam", "cuda", steps=3, count=gpu.count, counts=counts)
-    assert (
-        counts[1] == counts[2] == {"get": 1, "kernel": kernels}
-    )  # the scaler's flags; nothing is put, nothing waits
+    # the scaler's flags; nothing is put, nothing waits
+    assert counts[1] == counts[2] == {"get": 1, "kernel": kernels}
 
 
 @pytest.mark.parametrize("enabled, kernels", [(True, 2), (False, 1)])

@@ -111,6 +111,35 @@ def declare(policy=NOT_LISTED, **body):
     return ops.op(policy=policy)(type("declared", (), body))
 
 
+def test_attributes_stand_behind_the_tensors_or_go_by_name():
+    @ops.op(policy=NOT_LISTED)
+    class affine:
+        def forward(m, x, *, scale, shift):
+            return x * scale + shift
+
+        def vjp_x(m, g, scale):
+            return g * scale
+
+    x = leaf(1.0, 2.0)
+    for y in (affine(x, 2.0, 1.0), affine(x, 2.0, shift=1.0), affine(input=x, shift=1.0, scale=2.0)):
+        assert y.tolist() == [3, 5]
+        y.sum().backward()
+    assert x.grad.tolist() == [6, 6]
+    with pytest.raises(TypeError, match="affine: takes x, scale, shift; got 4 arguments"):
+        affine(x, 2.0, 1.0, 0.0)
+    with pytest.raises(TypeError, match="affine .*'shift'"):
+        affine(x, 2.0)
+
+
+def test_behind_any_number_of_tensors_attributes_go_by_name():
+    @ops.op(policy=NOT_LISTED)
+    class weighed:
+        def forward(m, *tensors, scale):
+            return sum(tensors) * scale
+
+    assert weighed(leaf(1.0).detach(), leaf(2.0).detach(), scale=3.0).tolist() == [9]
+
+
 def test_a_declaration_with_a_mistake_is_refused():
     with pytest.raises(ValueError, match="policy must be one of .*got 'fp16'"):
         declare("fp16", forward=lambda m, x: x)

@@ -179,9 +179,8 @@ def test_the_module_runs_and_imports_nothing_heavy():
     code = "import sys, minamp.demo.__main__; print([m for m in ('matplotlib', 'rich', 'cupy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-    environment = {
-        k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"
-    }  # so that it starts anew
+    # so that it starts anew
+    environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
     done = subprocess.run(
         [sys.executable, "-m", "minamp.demo", "--help"], capture_output=True, text=True, env=environment
     )

@@ -362,9 +362,8 @@ def test_all_variants_by_the_command_line(tmp_path, capsys, monkeypatch, data, t
 
 def test_a_full_run_draws_and_writes_and_says_what_it_missed(tmp_path, capsys, monkeypatch, data, trained):
     monkeypatch.setattr(detector_act, "load", lambda quick: data)
-    monkeypatch.setattr(
-        detector_act, "train", lambda variant, *_: trained(variant.name)
-    )  # 3 steps: learns nothing
+    # 3 steps: learns nothing
+    monkeypatch.setattr(detector_act, "train", lambda variant, *_: trained(variant.name))
     assert main(["detector", "--figures", str(tmp_path)]) == 1
     assert "Not as expected: float32: mAP@0.5" in " ".join(capsys.readouterr().out.split())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["detector.md", "detector.png"]

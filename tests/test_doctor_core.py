@@ -347,9 +347,8 @@ def test_the_scale_of_every_backward_is_taken_out_of_its_gradients(fails):
         optimizer.zero_grad()
         with autocast():
             z = head(x)
-            z = (
-                z.masked_fill(~allowed, -1e9) if fails else z
-            )  # in float16 that raises: only the float32 run goes on
+            # in float16 that raises: only the float32 run goes on
+            z = z.masked_fill(~allowed, -1e9) if fails else z
         z = z[:, :3].float()
         scaler.scale((z * z).mean()).backward()
         if not fails:  # a second one, scaled by hand

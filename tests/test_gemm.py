@@ -84,10 +84,8 @@ def test_matmul_takes_numpys_shapes(gpu, a, b, dtype):
 def test_batches_lie_at_strides(gpu):
     rng = np.random.default_rng(0)
     a, b = rng.integers(-4, 5, (4, 3, 5)).astype(float16), rng.integers(-4, 5, (7, 4, 5)).astype(float16)
-    x, y = (
-        standin.ndarray(a.transpose(1, 0, 2)),
-        standin.ndarray(b.transpose(1, 2, 0)[:3]),
-    )  # (3, 4, 5) and (3, 5, 7)
+    # (3, 4, 5) and (3, 5, 7)
+    x, y = (standin.ndarray(a.transpose(1, 0, 2)), standin.ndarray(b.transpose(1, 2, 0)[:3]))
     out = gpu.xp.empty((3, 4, 7), float16)
     # y's matrices run without gaps in neither direction: gemm copies them
     np.testing.assert_array_equal(gemm.gemm(x, y, out)._a, x._a.astype("f4") @ y._a.astype("f4"))
@@ -163,14 +161,8 @@ def spread(*shape, dtype=float16):
         (128, 512, 10, None, None, None),  # a small one: the launches would take longer
         (65536, 512, 16, None, None, None),  # aligned
         (65536, 10, 12, None, None, None),  # nothing is large beside the copies
-        (
-            8192,
-            4096,
-            50257,
-            (8192, 50264, 4096),
-            (8192, 4096, 50264),
-            (50264, 4096, 8192),
-        ),  # much work a byte, so copies are cheap
+        # much work a byte, so copies are cheap
+        (8192, 4096, 50257, (8192, 50264, 4096), (8192, 4096, 50264), (50264, 4096, 8192)),
     ],
 )
 def test_padding_pays_where_copies_are_small_beside_the_product(m, k, n, forward, input_grad, weight_grad):

@@ -79,9 +79,8 @@ def test_norms_take_their_statistics_in_float32():
     x = half(40.0 * np.resize([1.0, -1.0], (2, 64)))  # the sum of squares 102400 is inf in half
     for y in (OPS["layer_norm"](x, 64), OPS["rms_norm"](x, 64), OPS["group_norm"](x, 2)):
         assert y.dtype == float16 and set(np.abs(y._data).reshape(-1).tolist()) == {1}
-    assert (
-        OPS["layer_norm"](half(np.full((1, 8), 3.0)), 8, eps=1e-8)._data == 0
-    ).all()  # eps is not rounded to 0
+    # eps is not rounded to 0
+    assert (OPS["layer_norm"](half(np.full((1, 8), 3.0)), 8, eps=1e-8)._data == 0).all()
 
 
 def test_softmax_of_70000_equal_logits():

@@ -14,15 +14,8 @@ from minamp.record import observe
 from minamp.tensor import Tensor
 
 _rng = np.random.default_rng(3)
-EDGES = [
-    0.0,
-    65504.0,
-    -65504.0,
-    148.0,
-    -148.0,
-    6e4,
-    -6e4,
-]  # of float16: nothing that moves values may lose one
+# the edges of float16: nothing that moves values may lose one
+EDGES = [0.0, 65504.0, -65504.0, 148.0, -148.0, 6e4, -6e4]
 
 
 def a(*shape):
@@ -140,10 +133,8 @@ def test_what_an_assignment_refuses():
         with pytest.raises(RuntimeError, match=r"value is float16, x float32: cast it with value.to"):
             x[key] = minamp.ones(2, 2, dtype=float16)
         assert not x.any()
-    x[:1], x[0] = (
-        minamp.ones(1, 2, dtype=float16),
-        minamp.ones(2, dtype=float16),
-    )  # these are cast, as in torch
+    # these are cast, as in torch
+    x[:1], x[0] = (minamp.ones(1, 2, dtype=float16), minamp.ones(2, dtype=float16))
     with minamp.no_grad():
         leaf[0] = 5.0
     assert leaf.tolist() == [5, 2] and leaf.is_leaf
@@ -216,10 +207,7 @@ def test_a_sum_over_repeated_places_is_rounded_once_on_its_way():
 
 def test_index_put_and_scatter_add_promote():
     h, f, where = minamp.zeros(2, dtype=float16), minamp.ones(2), at([0, 1])
-    for call in (
-        lambda x, v: x.index_put((where,), v),
-        lambda x, v: x.scatter_add(0, where, v),
-    ):
+    for call in (lambda x, v: x.index_put((where,), v), lambda x, v: x.scatter_add(0, where, v)):
         with pytest.raises(RuntimeError, match="different dtypes.*float16.*float32.*autocast"):
             call(h, f)
         with minamp.autocast():
@@ -588,14 +576,7 @@ def test_an_empty_vector_joins_with_anything():
     [
         lambda x: x[[0, 1, 2, 3, 4, 5, 6]],
         lambda x: OPS["gather"](x, 0, at(range(7))),
-        lambda x: x.index_put(
-            (
-                at(
-                    [],
-                ).long(),
-            ),
-            minamp.ones(0, dtype=x.dtype),
-        ),
+        lambda x: x.index_put((at([]).long(),), minamp.ones(0, dtype=x.dtype)),
         lambda x: x.masked_fill(at([False]), 1.0),
         lambda x: minamp.zeros(7, dtype=x.dtype).scatter_add(0, at(range(7)), x),
         lambda x: x.scatter(0, Tensor(np.zeros(0, int)), 1.0),
@@ -666,11 +647,7 @@ def _view_after_its_sibling(w):
     "function, values, gradients",
     [  # what torch gives
         (_into_a_view, [[0.0, 0.0, 2.0], [9.0, 6.0, 6.0]], [[0.0, 0.0, 6.0], [24.0, 30.0, 36.0]]),
-        (
-            _into_a_view_of_a_view,
-            [[1.0, 10.0, 1.0], [1.0, 10.0, 1.0]],
-            [[21.0, 0.0, 3.0], [54.0, 0.0, 6.0]],
-        ),
+        (_into_a_view_of_a_view, [[1.0, 10.0, 1.0], [1.0, 10.0, 1.0]], [[21.0, 0.0, 3.0], [54.0, 0.0, 6.0]]),
         (
             _into_memory_without_history,
             [[1.0, 1.0, 1.0], [0.0, 0.0, 1.0]],

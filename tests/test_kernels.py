@@ -223,14 +223,8 @@ POOLS = [  # H, W, kernel, stride, padding, dilation, ceil_mode
     ((8, 8), (2, 2), (2, 2), (0, 0), (1, 1), False),
     ((9, 7), (3, 2), (2, 1), (1, 1), (1, 2), True),
     ((5, 6), (3, 3), (1, 1), (1, 1), (1, 1), False),
-    (
-        (2, 4),
-        (2, 2),
-        (1, 1),
-        (1, 1),
-        (3, 2),
-        False,
-    ),  # rows -1 and 2 of 2: these windows see nothing of the image
+    # rows -1 and 2 of 2: these windows see nothing of the image
+    ((2, 4), (2, 2), (1, 1), (1, 1), (3, 2), False),
     ((17, 18), (16, 16), (1, 2), (0, 8), (1, 1), False),  # 256 offsets: positions take 32 bits
 ]
 

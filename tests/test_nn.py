@@ -918,3 +918,15 @@ def test_the_activations_of_mobile_networks_and_bilinear():
     wanted = np.einsum("ni,oij,nj->no", *(t.numpy() for t in (a, layer.weight.detach(), b)))
     np.testing.assert_allclose((layer(a, b) - layer.bias).detach().numpy(), wanted, rtol=1e-4, atol=1e-6)
     assert repr(layer) == "Bilinear(in1_features=2, in2_features=3, out_features=4, bias=True)"
+
+
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d])
+def test_a_layer_of_ones_own_draws_its_weights_when_all_else_is_there(kind):
+    class Own(kind):
+        def reset_parameters(self):
+            self.seen = self.in_channels, self.out_channels, self.kernel_size, self.groups, self.dilation
+            super().reset_parameters()
+
+    layer = Own(4, 8, 3, groups=2, dilation=2)
+    dims = layer.weight.ndim - 2
+    assert layer.seen == (4, 8, (3,) * dims, 2, (2,) * dims)

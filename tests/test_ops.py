@@ -551,9 +551,8 @@ def test_gather_reads_less_than_the_whole():
 
 def test_a_number_over_a_tensor_is_the_reciprocal_times_it():
     third = np.float16(1 / np.float16(3))
-    assert (5.0 / tensor([3.0], dtype=float16)).item() == np.float16(
-        5 * float(third)
-    )  # rounded twice, as in PyTorch
+    # rounded twice, as in PyTorch
+    assert (5.0 / tensor([3.0], dtype=float16)).item() == np.float16(5 * float(third))
     assert (1 / tensor([4])).dtype == float32 and (1 / tensor([4])).item() == 0.25
 
 
@@ -639,9 +638,8 @@ def test_batch_norm_refuses_to_forget_the_statistics_it_used():
 
 
 def test_batch_norm_of_half_with_float32_parameters():
-    x = tensor(
-        np.array([[300.0], [-300.0]]), dtype=float16, requires_grad=True
-    )  # the variance 90000 is inf in half
+    # the variance 90000 is inf in half
+    x = tensor(np.array([[300.0], [-300.0]]), dtype=float16, requires_grad=True)
     w, b, mean, var = (
         minamp.ones(1, requires_grad=True),
         minamp.zeros(1, requires_grad=True),
@@ -999,9 +997,8 @@ def test_quotients_rounded_by_div():
         assert x.div(y, rounding_mode="trunc").tolist() == [3, -3, -3, 3]
         assert x.divide(2, rounding_mode="trunc").dtype == F.div(x, 2, rounding_mode="floor").dtype == dtype
         assert x.div_(2, rounding_mode="trunc") is x and x.tolist() == [3, -3, 3, -3]
-    assert (
-        F.div(tensor([1.0]), 0.1, rounding_mode="trunc").item() == 10
-    )  # of the rounded quotient; 1.0 // 0.1 is 9
+    # of the rounded quotient; 1.0 // 0.1 is 9
+    assert F.div(tensor([1.0]), 0.1, rounding_mode="trunc").item() == 10
     large = 2**53 + 1  # float64 does not hold it
     assert F.div(tensor([2 * large, -large]), 2, rounding_mode="trunc").tolist() == [large, -(2**52)]
     assert F.div(x, 2, rounding_mode=None).dtype == float32

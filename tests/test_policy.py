@@ -187,9 +187,8 @@ def test_the_policy_is_the_listed_one(name):
 
 
 def test_every_op_that_takes_floats_has_an_example():
-    assert (
-        set(OPS) - set(EXAMPLES) - INTERNAL - {"equal", "allclose"} == set()
-    )  # those two answer with a Python bool
+    # those two answer with a Python bool
+    assert set(OPS) - set(EXAMPLES) - INTERNAL - {"equal", "allclose"} == set()
     assert set(EXAMPLES) | INTERNAL <= set(OPS)
 
 

@@ -139,10 +139,8 @@ def test_long_sums(dtype):
 
 
 def test_the_input_is_added_before_the_rounding():
-    row, column = (
-        half([[2048.0, 1.0]]),
-        half([[1.0], [0.5]]),
-    )  # 2048.5: in half the product alone would be 2048
+    # 2048.5: in half the product alone would be 2048
+    row, column = (half([[2048.0, 1.0]]), half([[1.0], [0.5]]))
     for name, args in {
         "addmm": (row, column),
         "baddbmm": (row[None], column[None]),
@@ -152,16 +150,14 @@ def test_the_input_is_added_before_the_rounding():
         assert OPS[name](half([0.25]), *args).item() == 2048  # 2048.75
         assert OPS[name](half([0.25]), *args, beta=3).item() == 2050  # 2049.25
     big = half([[300.0, 300.0]])
-    assert (
-        OP.addmm(half([-60000.0]), big, big.T, alpha=0.5).item() == 30000
-    )  # the product 180000 would be inf
+    # the product 180000 would be inf
+    assert OP.addmm(half([-60000.0]), big, big.T, alpha=0.5).item() == 30000
 
 
 def test_half_results_are_the_exact_ones_rounded_once():
     rng = np.random.default_rng(0)
-    x, w, b = (
-        half(rng.integers(-8, 9, s) / 8) for s in ((5, 7), (7, 6), (6,))
-    )  # sums of these are exact in float32
+    # sums of these are exact in float32
+    x, w, b = (half(rng.integers(-8, 9, s) / 8) for s in ((5, 7), (7, 6), (6,)))
     exact = x._data.astype(float) @ w._data.astype(float)
     np.testing.assert_array_equal(OP.mm(x, w)._data, exact.astype(np.float16))
     np.testing.assert_array_equal(OP.einsum("ij,jk->ik", x, w)._data, exact.astype(np.float16))
@@ -333,10 +329,8 @@ def test_methods():
     assert x.addmm(x, x, alpha=2).tolist() == [[15, 22], [33, 48]]
     assert x[None].baddbmm(x[None], x[None]).tolist() == [[[8, 12], [18, 26]]]
     with minamp.autocast():
-        assert x.addmm_(x, x).dtype == float32 and x.tolist() == [
-            [8, 12],
-            [18, 26],
-        ]  # in place: never autocast
+        # in place: never autocast
+        assert x.addmm_(x, x).dtype == float32 and x.tolist() == [[8, 12], [18, 26]]
 
 
 # ---- errors

@@ -339,7 +339,7 @@ def test_B24_a_gradient_that_was_gathered_from_rows(bad):
     table[minamp.tensor([0, 1, 1]), minamp.tensor([2, 0, 2])].backward(values)
     opt = optim.SGD([table], lr=1.0)
     s.unscale_(opt)
-    assert s._records[id(opt)][2] == (bad is not None)
+    assert s._records[id(opt)].found_inf == (bad is not None)
     if bad is None:
         assert table.grad.tolist() == [[0, 0, 4], [8, 0, 16]]
 
@@ -350,7 +350,7 @@ def test_B25_rows_used_twice_overflow_half_when_added():
     rows.backward(minamp.tensor([[64000.0], [64000.0]], dtype=float16))
     opt = optim.SGD([weight], lr=1.0)
     s.unscale_(opt)
-    assert s._records[id(opt)][2] == 1.0
+    assert s._records[id(opt)].found_inf == 1.0
 
 
 def test_B26_disabled():
@@ -523,9 +523,8 @@ def test_B38_a_gradient_that_overflows_when_unscaled_is_found():
     s, p = start(GradScaler(init_scale=2.0**-127)), param()
     opt = optim.SGD([p], lr=0.5)
     p.grad = minamp.tensor([3.0])
-    assert (
-        s.step(opt) is None and p.item() == 1.0
-    )  # PyTorch looks before the multiplication only: the weight becomes -inf
+    # PyTorch looks before the multiplication only: the weight becomes -inf
+    assert s.step(opt) is None and p.item() == 1.0
     s.update()
     assert s.get_scale() == 2.0**-128
 
@@ -585,9 +584,8 @@ def test_a_bfloat16_gradient_is_unscaled_in_float32():
     s, p = start(GradScaler(init_scale=3.0)), param(dtype=bfloat16)
     p.grad = minamp.tensor([100.0], dtype=bfloat16)
     s.unscale_(optim.SGD([p], lr=1.0))
-    assert (
-        p.grad.dtype == bfloat16 and p.grad.item() == 33.25
-    )  # 33.33; an inverse rounded to bfloat16 would give 33.5
+    # 33.33; an inverse rounded to bfloat16 would give 33.5
+    assert p.grad.dtype == bfloat16 and p.grad.item() == 33.25
 
 
 def test_unscale_without_step_and_gradients_of_size_zero():

@@ -177,9 +177,8 @@ def test_a_failing_save_leaves_the_old_file_and_no_other(failure, moment, old, t
 
     def fail(*args, **kwargs):
         calls.append(sorted(os.listdir(tmp_path)))
-        if len(calls) == (
-            2 if moment == "write_array" else 1
-        ):  # the second array: half of the file is written
+        # the second array: half of the file is written
+        if len(calls) == (2 if moment == "write_array" else 1):
             raise failure
         return real(*args, **kwargs)
 
@@ -187,9 +186,8 @@ def test_a_failing_save_leaves_the_old_file_and_no_other(failure, moment, old, t
     with pytest.raises(type(failure)):
         minamp.save([np.zeros(5000), np.ones(5000)], path)
     monkeypatch.undo()
-    assert len(calls[-1]) == 1 + old and calls[-1][-1].endswith(
-        ".part"
-    )  # it was on its way, beside the old file
+    # it was on its way, beside the old file
+    assert len(calls[-1]) == 1 + old and calls[-1][-1].endswith(".part")
     assert os.listdir(tmp_path) == ["state.minamp"] * old
     assert not old or minamp.load(path) == "old"
 

@@ -223,9 +223,8 @@ def test_a_half_leaf_has_half_gradients_accumulated_in_float32():
     for part in parts[1:]:
         total = total + part.float()
     total.backward()
-    assert (
-        x.grad.dtype == float16 and x.grad.item() == 2048
-    )  # 2049 rounds to 2048, once: a half sum sticks at 2048 too
+    # 2049 rounds to 2048, once: a half sum sticks at 2048 too
+    assert x.grad.dtype == float16 and x.grad.item() == 2048
     y = leaf(1.0, dtype=float16)
     (y * 2048.0 + y * 1.0 + y * 1.0).backward()
     assert y.grad.item() == 2050  # added one by one in half it would be 2048
@@ -1103,9 +1102,8 @@ def test_random_values_written_in_place():
     )
     x.data.uniform_(-0.25, 0.25)
     assert x.min().item() >= -0.25 and x.max().item() < 0.25 and abs(x.std().item() - 0.5 / 12**0.5) < 0.01
-    half = minamp.zeros(1000, dtype=float16).uniform_(
-        1.0, 1.001
-    )  # two float16 numbers, of which the second is left out
+    # two float16 numbers, of which the second is left out
+    half = minamp.zeros(1000, dtype=float16).uniform_(1.0, 1.001)
     assert half.dtype == float16 and set(half.tolist()) == {1.0}
     with pytest.raises(RuntimeError, match="in-place write to a leaf that requires grad"):
         x.normal_()

@@ -88,12 +88,8 @@ def test_half_weights_that_keep_small_updates_train_like_float32(lr, dtype, opti
 @pytest.mark.parametrize(
     ("lr", "dtype", "worse", "lost"),
     [
-        (
-            1e-3,
-            float16,
-            (1.06, 1.12),
-            (0.68, 0.73),
-        ),  # loss 1.08-1.10 times float32's, 70-72 % of updates lost
+        # loss 1.08-1.10 times float32's, 70-72 % of updates lost
+        (1e-3, float16, (1.06, 1.12), (0.68, 0.73)),
         (1e-3, bfloat16, (1.75, 2.05), (0.91, 0.95)),  # 1.85-1.93, 93 %
         (1e-4, float16, (1.14, 1.21), (0.85, 0.91)),  # 1.17-1.19, 87-89 %
         (1e-4, bfloat16, (1.40, 1.80), (0.96, 0.99)),  # 1.49-1.72, 97-98 %
@@ -399,9 +395,8 @@ def test_a_weight_written_by_others_drops_a_compensation_that_is_not_its_own():
     with minamp.no_grad():
         p.copy_(minamp.tensor([1.0, 1e-3]))  # 2e-4 is no rounding error of 1e-3
     advance(p, optimizer, 1)
-    assert p.tolist() == pytest.approx(
-        [1 - 2.0**-11, 9e-4], rel=1e-3
-    )  # three updates make a step; one update
+    # three updates make a step; one update
+    assert p.tolist() == pytest.approx([1 - 2.0**-11, 9e-4], rel=1e-3)
 
 
 def test_an_infinite_kahan_weight_stays_infinite():

@@ -85,19 +85,15 @@ maximum, minimum = np.maximum, np.minimum
 isfinite, isnan, isinf = np.isfinite, np.isnan, np.isinf
 nonzero = np.nonzero
 round, floor, ceil, trunc = np.round, np.floor, np.ceil, np.trunc
-logical_and, logical_or, logical_xor, logical_not = (
-    np.logical_and,
-    np.logical_or,
-    np.logical_xor,
-    np.logical_not,
-)
-zeros_like, ones_like = np.zeros_like, np.ones_like
+logical_and, logical_or = np.logical_and, np.logical_or
+logical_xor, logical_not = np.logical_xor, np.logical_not
+asarray, zeros_like, ones_like = np.asarray, np.zeros_like, np.ones_like
 permute, flip = np.transpose, np.flip
 may_share_memory = np.may_share_memory
 
 
-def asarray(x):
-    return np.asarray(x)
+def cat(xs, dim):
+    return np.concatenate(xs, axis=dim)
 
 
 def reshape(x, shape):
@@ -267,13 +263,6 @@ def _no_zero(name, a, b):
     if np.result_type(a, b).kind in "iub" and not np.all(b):
         raise RuntimeError(f"{name}: integers can't be divided by 0: use x.float()")
     return b
-
-
-# ---- picking and placing
-
-
-def cat(xs, dim):
-    return np.concatenate(xs, axis=dim)
 
 
 _ZEROS = np.zeros(1 << 14, np.float32)

@@ -11,7 +11,7 @@ from minamp.nn.module import Module
 from minamp.tensor import Tensor
 
 UNHELD = (), "nearest"
-FLOAT_COMPANIONS = {"compensation"}  # half on purpose: what Kahan summation keeps beside a half weight
+HALF_ON_PURPOSE = {"compensation"}  # what Kahan summation keeps beside a half weight
 
 
 class Patient:
@@ -168,7 +168,7 @@ class Patient:
         for o in self.optimizers:
             for p, buffers in getattr(o, "state", {}).items():
                 for name, value in buffers.items() if isinstance(buffers, dict) else ():
-                    if isinstance(value, Tensor) and name not in FLOAT_COMPANIONS and fits(value._data):
+                    if isinstance(value, Tensor) and name not in HALF_ON_PURPOSE and fits(value._data):
                         found.append((f"{name} of {self.names.get(id(p), 'a parameter')}", value._data))
         # Weights that no optimizer of ours updates may have their moments anywhere; else the walk is not worth its time.
         ours = {id(o) for o in self.optimizers if type(o).__module__ == optim.__name__}

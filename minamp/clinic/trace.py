@@ -162,7 +162,8 @@ class Trace:
     _calls: dict = field(default_factory=lambda: defaultdict(list))  # and the Calls, by name
     parameters: dict = field(default_factory=dict)  # name -> Parameter
     scaler_given: bool = False  # an enabled scaler was handed over
-    batch_norms: list = field(default_factory=list)  # (name, its non-finite buffers) before the first step
+    # (name, number of bad values) of the running statistics that hold inf or nan for good
+    batch_norms: list = field(default_factory=list)
     # ids of the scalers that scaled a loss and were not there before
     scalers_made: set = field(default_factory=set)
     # updates without an optimizer: as a Call's facts['lost']
@@ -218,6 +219,11 @@ class Trace:
     def scaled(self):
         """Whether an enabled GradScaler scaled a loss."""
         return bool(self.calls("scaler.scale"))
+
+    @property
+    def in_float16(self):
+        """Whether a matmul or convolution of the training was float16."""
+        return any(r.is_product and r.output.recorded and r.output.dtype == float16 for r in self.ops)
 
     def held_by(self, optimizer):
         """The names of the parameters that an optimizer (its id) holds; None if none of ours."""

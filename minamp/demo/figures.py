@@ -4,12 +4,8 @@ import numpy as np
 
 from minamp.files import replacing
 
-BLUE, RED, GREEN, GREY = (
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#666666",
-)  # Okabe and Ito: apart for all kinds of colour vision
+# Okabe and Ito: apart for all kinds of colour vision
+BLUE, RED, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#666666"
 
 
 def percent(share):

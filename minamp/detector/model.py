@@ -28,9 +28,8 @@ class Head(nn.Module):
         super().__init__()
         self.block = ConvBlock(channels, channels)
         self.out = nn.Conv2d(channels, 5 + classes, 1)
-        with (
-            minamp.no_grad()
-        ):  # all probabilities start at 1 %, for nearly all cells are empty (Lin et al., 2017, section 4.1)
+        # all probabilities start at 1 %, for nearly all cells are empty (Lin et al., 2017, section 4.1)
+        with minamp.no_grad():
             self.out.bias.zero_()
             self.out.bias[4:] = -math.log(99)
 

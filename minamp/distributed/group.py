@@ -114,10 +114,7 @@ def init(backend=None, timeout=60.0):
         raise RuntimeError("init: this process has joined the group already: call init() once")
     try:
         group = Group(timeout)
-    except (
-        ImportError,
-        RuntimeError,
-    ) as error:  # mpi4py without a library that it can load raises the second
+    except (ImportError, RuntimeError) as error:  # the second: mpi4py without a library that it can load
         raise ImportError(
             f"init: MPI is not to be had ({error}): pip install 'minamp[distributed]' brings mpi4py and MPICH, "
             "and python -m minamp.distributed -n 2 train.py starts two ranks"

@@ -134,9 +134,8 @@ def _read(channel, size, until):
     data = bytearray(size)
     view, have = memoryview(data), 0
     while have < size:
-        if (
-            until is not None and time.monotonic() > until
-        ):  # byte after byte would keep every single wait short
+        # byte after byte would keep every single wait short
+        if until is not None and time.monotonic() > until:
             raise TimeoutError
         channel.settimeout(_left(until))
         try:

@@ -27,32 +27,31 @@ def new_parameter(shape, make=empty, *, dtype, device):
     return Parameter(make(shape, dtype=dtype or float32, device=device))
 
 
-def _fan_in_init(weight, bias):
-    """torch's default for linear and conv: everything uniform within 1/sqrt(fan_in)."""
-    init.kaiming_uniform_(
-        weight, a=math.sqrt(5)
-    )  # gain sqrt(2/6), times sqrt(3): a bound of exactly 1/sqrt(fan_in)
-    if bias is not None:
-        fan_in = init.fans(weight)[0]
-        bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
-        init.uniform_(bias, -bound, bound)
+class _Weighted(Module):
+    """A weight of some shape and, if wanted, a bias for each of the outputs."""
+
+    def _make(self, shape, outputs, bias, device, dtype):
+        self.weight = new_parameter(shape, dtype=dtype, device=device)
+        made = new_parameter((outputs,), dtype=dtype, device=device) if bias else None
+        self.register_parameter("bias", made)
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        """Draw the initial values anew: torch's, uniform within 1/sqrt(fan_in)."""
+        init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # gain sqrt(2/6), times sqrt(3): exactly that
+        if self.bias is not None:
+            fan_in = init.fans(self.weight)[0]
+            bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
+            init.uniform_(self.bias, -bound, bound)
 
 
-class Linear(Module):
+class Linear(_Weighted):
     """x @ weight.T + bias. weight (out_features, in_features), bias (out_features,)."""
 
     def __init__(self, in_features, out_features, bias=True, device=None, dtype=None):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.weight = new_parameter((out_features, in_features), dtype=dtype, device=device)
-        self.register_parameter(
-            "bias", new_parameter((out_features,), dtype=dtype, device=device) if bias else None
-        )
-        self.reset_parameters()
-
-    def reset_parameters(self):
-        """Draw the initial values anew."""
-        _fan_in_init(self.weight, self.bias)
+        self._make((out_features, in_features), out_features, bias, device, dtype)
 
     def forward(self, x):
         return F.linear(x, self.weight, self.bias)
@@ -63,18 +62,13 @@ class Linear(Module):
         )
 
 
-class Bilinear(Module):
+class Bilinear(_Weighted):
     """x1 @ weight[o] @ x2 + bias[o]. weight (out_features, in1_features, in2_features), bias (out_features,)."""
 
     def __init__(self, in1_features, in2_features, out_features, bias=True, device=None, dtype=None):
         super().__init__()
         self.in1_features, self.in2_features, self.out_features = in1_features, in2_features, out_features
-        shape = (out_features, in1_features, in2_features)
-        self.weight = new_parameter(shape, dtype=dtype, device=device)
-        self.register_parameter(
-            "bias", new_parameter((out_features,), dtype=dtype, device=device) if bias else None
-        )
-        self.reset_parameters()
+        self._make((out_features, in1_features, in2_features), out_features, bias, device, dtype)
 
     def reset_parameters(self):
         """Draw the initial values anew: uniform within 1/sqrt(in1_features)."""
@@ -92,36 +86,8 @@ class Bilinear(Module):
         )
 
 
-class _Conv(Module):
-    def __init__(self, shape, in_channels, out_channels, kernel_size, stride, padding, bias, device, dtype):
-        super().__init__()
-        self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel_size
-        self.stride, self.padding = stride, padding
-        self.weight = new_parameter(shape, dtype=dtype, device=device)
-        self.register_parameter(
-            "bias", new_parameter((out_channels,), dtype=dtype, device=device) if bias else None
-        )
-        self.reset_parameters()
-
-    def reset_parameters(self):
-        """Draw the initial values anew."""
-        _fan_in_init(self.weight, self.bias)
-
-    def extra_repr(self):
-        text = (
-            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
-        )
-        if isinstance(self.padding, str) or any(self.padding):
-            text += f", padding={self.padding!r}"
-        for name in ("output_padding", "dilation", "groups"):
-            value = getattr(self, name, 0)
-            if value not in (1, (1,), (1, 1), 0, (0, 0)):
-                text += f", {name}={value}"
-        return text + ("" if self.bias is not None else ", bias=False")
-
-
-class _ConvNd(_Conv):
-    dims = 0
+class _Conv(_Weighted):
+    dims, transposed = 2, False
 
     def __init__(
         self,
@@ -138,14 +104,28 @@ class _ConvNd(_Conv):
         dtype=None,
     ):
         _check_groups(type(self).__name__, in_channels, out_channels, groups)
-        kernel = _tuple(kernel_size, self.dims)
-        padding = padding if isinstance(padding, str) else _tuple(padding, self.dims)
-        shape, stride = (out_channels, in_channels // groups, *kernel), _tuple(stride, self.dims)
-        super().__init__(shape, in_channels, out_channels, kernel, stride, padding, bias, device, dtype)
-        self.dilation, self.groups = _tuple(dilation, self.dims), groups
+        super().__init__()
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.kernel_size, self.stride = _tuple(kernel_size, self.dims), _tuple(stride, self.dims)
+        self.padding = padding if isinstance(padding, str) else _tuple(padding, self.dims)
+        self.dilation = _tuple(dilation, self.dims)
+        first, second = (in_channels, out_channels) if self.transposed else (out_channels, in_channels)
+        self._make((first, second // groups, *self.kernel_size), out_channels, bias, device, dtype)
+
+    def extra_repr(self):
+        text = (
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
+        )
+        if isinstance(self.padding, str) or any(self.padding):
+            text += f", padding={self.padding!r}"
+        for name in ("output_padding", "dilation", "groups"):
+            value = getattr(self, name, 0)
+            if value not in (1, (1,), (1, 1), 0, (0, 0)):
+                text += f", {name}={value}"
+        return text + ("" if self.bias is not None else ", bias=False")
 
 
-class Conv1d(_ConvNd):
+class Conv1d(_Conv):
     """1-D convolution of x (N, in, L). weight (out, in / groups, *kernel_size), bias (out,)."""
 
     dims = 1
@@ -154,10 +134,8 @@ class Conv1d(_ConvNd):
         return F.conv1d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
-class Conv2d(_ConvNd):
+class Conv2d(_Conv):
     """2-D convolution of x (N, in, H, W). weight (out, in / groups, *kernel_size), bias (out,)."""
-
-    dims = 2
 
     def forward(self, x):
         return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
@@ -165,6 +143,8 @@ class Conv2d(_ConvNd):
 
 class ConvTranspose2d(_Conv):
     """Transposed 2-D convolution of x (N, in, H, W). weight (in, out / groups, *kernel_size), bias (out,)."""
+
+    transposed = True
 
     def __init__(
         self,
@@ -181,27 +161,13 @@ class ConvTranspose2d(_Conv):
         device=None,
         dtype=None,
     ):
-        _check_groups("ConvTranspose2d", in_channels, out_channels, groups)
-        kernel, stride, padding = _tuple(kernel_size, 2), _tuple(stride, 2), _tuple(padding, 2)
-        shape = (in_channels, out_channels // groups, *kernel)
-        super().__init__(shape, in_channels, out_channels, kernel, stride, padding, bias, device, dtype)
-        self.output_padding, self.groups, self.dilation = (
-            _tuple(output_padding, 2),
-            groups,
-            _tuple(dilation, 2),
-        )
+        sizes = in_channels, out_channels, kernel_size
+        super().__init__(*sizes, stride, padding, dilation, groups, bias, device=device, dtype=dtype)
+        self.output_padding = _tuple(output_padding, 2)
 
     def forward(self, x):
-        return F.conv_transpose2d(
-            x,
-            self.weight,
-            self.bias,
-            self.stride,
-            self.padding,
-            self.output_padding,
-            self.groups,
-            self.dilation,
-        )
+        how = self.stride, self.padding, self.output_padding, self.groups, self.dilation
+        return F.conv_transpose2d(x, self.weight, self.bias, *how)
 
 
 class Embedding(Module):

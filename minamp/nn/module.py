@@ -19,20 +19,14 @@ class Parameter(Tensor):
     __slots__ = ()
 
     def __init__(self, data=None, requires_grad=True):
-        super().__init__(
-            data._data
-            if isinstance(data, Tensor)
-            else np.empty(0, float32)
-            if data is None
-            else numbers("Parameter", data)
-        )
         if isinstance(data, Tensor):
+            super().__init__(data._data)
             self._version = data._version
+        else:
+            super().__init__(np.empty(0, float32) if data is None else numbers("Parameter", data))
         self.requires_grad = requires_grad
 
-    def __getstate__(
-        self,
-    ):  # a deep or pickled copy, of a teacher or an average, starts without a gradient, as torch's
+    def __getstate__(self):  # a deep or pickled copy starts without a gradient, as torch's
         held, slots = super().__getstate__()
         return held, {**slots, "_grad": None}
 
@@ -44,11 +38,8 @@ class _IncompatibleKeys(namedtuple("IncompatibleKeys", ["missing_keys", "unexpec
     __slots__ = ()
 
     def __repr__(self):
-        return (
-            super().__repr__()
-            if self.missing_keys or self.unexpected_keys
-            else "<All keys matched successfully>"
-        )
+        some = self.missing_keys or self.unexpected_keys
+        return super().__repr__() if some else "<All keys matched successfully>"
 
 
 class Module:
@@ -110,8 +101,7 @@ class Module:
         if "_parameters" not in tables:
             if isinstance(value, Parameter | Module):
                 raise AttributeError(
-                    f"{type(self).__name__}: can't set {name!r} before super().__init__() has run: call "
-                    "it first"
+                    f"{type(self).__name__}: can't set {name!r} before super().__init__() has run: call it first"
                 )
             object.__setattr__(self, name, value)
         elif isinstance(value, Parameter):
@@ -169,8 +159,7 @@ class Module:
         self._check_name(name, self._parameters)
         if param is not None and not isinstance(param, Parameter):
             raise TypeError(
-                f"parameter {name!r} must be a Parameter or None, got {type(param).__name__}: use "
-                "nn.Parameter(...)"
+                f"parameter {name!r} must be a Parameter or None, got {type(param).__name__}: use nn.Parameter(...)"
             )
         self._parameters[name] = param
 
@@ -179,8 +168,7 @@ class Module:
         self._check_name(name, self._buffers)
         if tensor is not None and not isinstance(tensor, Tensor):
             raise TypeError(
-                f"buffer {name!r} must be a Tensor or None, got {type(tensor).__name__}: use "
-                "minamp.tensor(...)"
+                f"buffer {name!r} must be a Tensor or None, got {type(tensor).__name__}: use minamp.tensor(...)"
             )
         self._buffers[name] = tensor
         (self._non_persistent.discard if persistent else self._non_persistent.add)(name)
@@ -293,10 +281,11 @@ class Module:
             for t in (tensor, tensor.grad):
                 if t is None:
                     continue
-                array = (
-                    t._data if dtype is None or not is_floating(t.dtype) else backends.cast(t._data, dtype)
-                )
-                array = array if device is None else backends.move(array, device)
+                array = t._data
+                if dtype is not None and is_floating(t.dtype):
+                    array = backends.cast(array, dtype)
+                if device is not None:
+                    array = backends.move(array, device)
                 if array is not t._data:
                     t.data = array
         return self
@@ -304,14 +293,12 @@ class Module:
     def to(self, *args, dtype=None, device=None, non_blocking=False):
         """Parameters, buffers, gradients to another floating dtype and/or device, in place; returns self.
 
-        to(dtype), to(device), to(device, dtype), to(tensor). Integer buffers keep their dtype. TypeError for
-        an integer dtype.
+        to(dtype), to(device), to(device, dtype), to(tensor). Integer buffers keep their dtype. TypeError for an integer dtype.
         """
         dtype, device, _ = to_arguments(args, dtype, device)
         if dtype is not None and not is_floating(dtype):
             raise TypeError(
-                f"Module.to: dtype {dtype} is not a floating format: use float16, bfloat16, float32 or "
-                "float64"
+                f"Module.to: dtype {dtype} is not a floating format: use float16, bfloat16, float32 or float64"
             )
         return self._convert(dtype, device)
 
@@ -389,8 +376,7 @@ class Module:
                     continue
                 if array.shape != t.shape:
                     errors.append(
-                        f"size mismatch for {name}: copying a param with shape {array.shape} from "
-                        "checkpoint, "
+                        f"size mismatch for {name}: copying a param with shape {array.shape} from checkpoint, "
                         f"the shape in current model is {t.shape}."
                     )
                 found[name] = array

@@ -202,15 +202,13 @@ class gelu:
         return 0.5 * x * (1.0 + m.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))))
 
     def vjp_x(m, g, x, approximate):
-        x = m.clamp(
-            x, -40.0, 40.0
-        )  # beyond, the gradient is 0 or 1 in every format, but x * x or x**3 may be inf
+        # beyond, the gradient is 0 or 1 in every format, but x * x or x**3 may be inf
+        x = m.clamp(x, -40.0, 40.0)
         if approximate == "none":
             density = m.exp(-0.5 * (x * x)) * (1 / math.sqrt(2 * math.pi))
             return g * (0.5 * (1.0 + m.erf(x * math.sqrt(0.5))) + x * density)
-        s = m.sigmoid(
-            2 * math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
-        )  # (1 + tanh) / 2 that keeps its small values
+        # (1 + tanh) / 2 that keeps its small values
+        s = m.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x)))
         inner = 2 * math.sqrt(2 / math.pi) * (1.0 + 3 * 0.044715 * (x * x))
         return g * (s + x * s * (1.0 - s) * inner)
 

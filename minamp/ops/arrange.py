@@ -4,6 +4,7 @@ from collections import namedtuple
 
 import numpy as np
 
+from minamp.numbers import unpacked
 from minamp.op import NOT_LISTED, composite, op
 from minamp.ops.indexing import index, index_put, number_in
 from minamp.ops.scatter import gather
@@ -161,8 +162,7 @@ class flip:
     """x in reverse order along `dims`."""
 
     def call(input, *dims):
-        dims = dims[0] if len(dims) == 1 and isinstance(dims[0], tuple | list) else dims
-        dims = tuple(dim_of("flip", input, d) for d in dims)
+        dims = tuple(dim_of("flip", input, d) for d in unpacked(dims))
         if len(set(dims)) < len(dims):
             raise RuntimeError(f"flip: dims {dims} name a dimension twice")
         return (input,), {"dims": dims if input.ndim else ()}

@@ -77,12 +77,8 @@ def _convolution(name, dims, input, weight, bias, stride, padding, dilation, gro
     image = (1,) * (2 - dims) + input.shape[-dims:]
     size = conv_size(image, kernel, stride, padding, dilation)
     check_size(name, input, reach(dilation, kernel), padding, size, dims)
-    return (input, weight, bias), {
-        "stride": stride,
-        "padding": padding,
-        "dilation": dilation,
-        "groups": groups,
-    }
+    attrs = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    return (input, weight, bias), attrs
 
 
 def _named_padding(name, padding, input, reach, stride, dims):
@@ -157,16 +153,6 @@ class conv2d:
 class conv2d_input_grad:
     """The gradient of conv2d that reaches its input, given g, the gradient of its output; bilinear in g and w."""
 
-    def call(g, w, x_shape, stride, padding, dilation, groups):
-        attrs = {
-            "x_shape": x_shape,
-            "stride": stride,
-            "padding": padding,
-            "dilation": dilation,
-            "groups": groups,
-        }
-        return (g, w), attrs
-
     def forward(m, g, w, *, x_shape, stride, padding, dilation, groups):
         return m.conv2d_input_grad(g, w, x_shape, stride, padding, dilation, groups)
 
@@ -180,16 +166,6 @@ class conv2d_input_grad:
 @op(policy=NOT_LISTED, stored=True)
 class conv2d_weight_grad:
     """The gradient of conv2d that reaches its weight, given g, the gradient of its output; bilinear in g and x."""
-
-    def call(g, x, w_shape, stride, padding, dilation, groups):
-        attrs = {
-            "w_shape": w_shape,
-            "stride": stride,
-            "padding": padding,
-            "dilation": dilation,
-            "groups": groups,
-        }
-        return (g, x), attrs
 
     def forward(m, g, x, *, w_shape, stride, padding, dilation, groups):
         return m.conv2d_weight_grad(g, x, w_shape, stride, padding, dilation, groups)
@@ -224,7 +200,7 @@ class conv1d:
         return m.reshape(m.conv2d_weight_grad(g, x, shape, stride, padding, dilation, groups), weight_shape)
 
     def vjp_bias(m, g):
-        return m.sum(m.reshape(g, images_shape(g.shape, 1)), (0, 2, 3))
+        return m.sum(images(m, g, 1), (0, 2, 3))
 
 
 @op(policy=LOWER_PRECISION, stored=True)

@@ -44,25 +44,26 @@ class binary_cross_entropy_with_logits:
         return (input, target, weight, pos_weight), {"reduction": reduction}
 
     def forward(m, x, target, weight, pos_weight, *, reduction):
-        # -log s = log(1 + e**-x): at most e**0 is formed
-        minus_log = m.log1p(m.exp(-m.abs(x))) + m.maximum(-x, 0.0)
-        losses = (1.0 - target) * x + _positives(target, pos_weight) * minus_log
-        return reduced(m, losses if weight is None else losses * weight, reduction)
+        losses = (1.0 - target) * x + _positives(target, pos_weight) * _minus_log_sigmoid(m, x)
+        return reduced(m, losses, reduction, weight)
 
     def vjp_x(m, g, x, target, weight, pos_weight, reduction):
-        g = each(g, x, reduction)
-        g = g if weight is None else g * weight
+        g = each(g, x, reduction, weight)
         s = m.sigmoid(x)
         return g * (
             s - target if pos_weight is None else (1.0 - target) - _positives(target, pos_weight) * (1.0 - s)
         )
 
     def vjp_target(m, g, x, weight, pos_weight, reduction):
-        g = each(g, x, reduction)
-        g = g if weight is None else g * weight
+        g = each(g, x, reduction, weight)
         if pos_weight is None:
             return -(g * x)
-        return g * ((pos_weight - 1.0) * (m.log1p(m.exp(-m.abs(x))) + m.maximum(-x, 0.0)) - x)
+        return g * ((pos_weight - 1.0) * _minus_log_sigmoid(m, x) - x)
+
+
+def _minus_log_sigmoid(m, x):
+    """log(1 + e**-x), of which at most e**0 is formed."""
+    return m.log1p(m.exp(-m.abs(x))) + m.maximum(-x, 0.0)
 
 
 def _positives(target, pos_weight):
@@ -97,16 +98,14 @@ class binary_cross_entropy:
             if seen is not None and not ((seen >= 0) & (seen <= 1)).all():
                 raise RuntimeError(f"binary_cross_entropy: {name} must lie in [0, 1]: {repair}")
         losses = -(target * m.maximum(m.log(x), -100.0) + (1.0 - target) * m.maximum(m.log1p(-x), -100.0))
-        return reduced(m, losses if weight is None else losses * weight, reduction)
+        return reduced(m, losses, reduction, weight)
 
     def vjp_x(m, g, x, target, weight, reduction):
-        g = each(g, x, reduction)
-        g = g if weight is None else g * weight
+        g = each(g, x, reduction, weight)
         return g * ((x - target) / m.maximum(x * (1.0 - x), 1e-12))  # finite at 0 and 1, as PyTorch
 
     def vjp_target(m, g, x, weight, reduction):
-        g = each(g, x, reduction)
-        g = g if weight is None else g * weight
+        g = each(g, x, reduction, weight)
         return g * (m.maximum(m.log1p(-x), -100.0) - m.maximum(m.log(x), -100.0))
 
 
@@ -176,9 +175,8 @@ class nll_loss:
         if reduction == "none":
             g = m.reshape(g, at.shape)
         elif reduction == "mean":
-            g = (
-                g / m.mean(shares) * (1.0 / max(at.size, 1))
-            )  # as tensors of half a sum beyond 65504 would be inf
+            # the mean and not the sum: as tensors of half a sum beyond 65504 would be inf
+            g = g / m.mean(shares) * (1.0 / max(at.size, 1))
         g = g if weight is None else g * shares
         # 0 for what is ignored, also where nothing counts and g is inf
         return m.gather_grad(m.where(kept > 0, -g, 0.0), dim, at, x_shape)

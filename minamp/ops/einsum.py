@@ -2,6 +2,7 @@
 
 import math
 
+from minamp.numbers import unpacked
 from minamp.op import LOWER_PRECISION, op
 
 
@@ -15,9 +16,8 @@ class einsum:
     """
 
     def call(equation, *operands):
-        if len(operands) == 1 and isinstance(operands[0], list | tuple):
-            operands = operands[0]
-        return tuple(operands), _subscripts(equation, operands)
+        operands = unpacked(operands)
+        return operands, _subscripts(equation, operands)
 
     def forward(m, *operands, inputs, output, sizes):
         return _contract(m, inputs, operands, output, sizes)

@@ -145,9 +145,7 @@ class addcdiv:
         return g * value / tensor2
 
     def vjp_tensor2(m, g, tensor1, tensor2, value):
-        return -(
-            g * value * (tensor1 / tensor2) / tensor2
-        )  # two quotients: the square of tensor2 could overflow
+        return -(g * value * (tensor1 / tensor2) / tensor2)  # two quotients: tensor2's square could overflow
 
 
 @op(policy=NOT_LISTED)
@@ -343,6 +341,16 @@ class zeros_like:
 
     def forward(m, x):
         return m.zeros_like(x)
+
+    vjp_x = _no_slope
+
+
+@op(policy=NOT_LISTED)
+class ones_like:
+    """Ones in the shape and dtype of x."""
+
+    def forward(m, x):
+        return m.ones_like(x)
 
     vjp_x = _no_slope
 

@@ -29,12 +29,18 @@ def integers(name, x, index):
     return at.copy()
 
 
+def _outside(at, size):
+    """A place in `at` that is none of `size` places; None if all are, or if looking would wait for a GPU."""
+    seen = backends.checkable(at)
+    if seen is not None and seen.size and not (0 <= seen.min() and seen.max() < size):
+        return seen.min() if seen.min() < 0 else seen.max()
+
+
 def check_range(name, at, dim, shape, error=RuntimeError):
     """Raise `error` for a place in `at` that dimension `dim` of `shape` has not."""
     size = shape[dim] if shape else 1
-    seen = backends.checkable(at)
-    if seen is not None and seen.size and not (0 <= seen.min() and seen.max() < size):
-        bad = seen.min() if seen.min() < 0 else seen.max()
+    bad = _outside(at, size)
+    if bad is not None:
         raise error(
             f"{name}: index {bad} is out of bounds for dimension {dim} of {shape}: give 0 to {size - 1}"
         )
@@ -249,9 +255,8 @@ class embedding:
         if weight.ndim != 2:
             raise RuntimeError(f"embedding: weight must be (num, dim), this one has shape {weight.shape}")
         num = weight.shape[0]
-        seen = backends.checkable(ids)
-        if seen is not None and seen.size and not (0 <= seen.min() and seen.max() < num):
-            bad = seen.min() if seen.min() < 0 else seen.max()
+        bad = _outside(ids, num)
+        if bad is not None:
             raise IndexError(
                 f"embedding: id {bad} is out of range for a table of {num} rows: give 0 to {num - 1}"
             )

@@ -31,17 +31,19 @@ def _check_shapes(name, input, target):
         )
 
 
-def reduced(m, losses, reduction):
-    """The losses as they are, their sum or their mean."""
+def reduced(m, losses, reduction, weight=None):
+    """The losses, each times its `weight` if there is one, as they are, their sum or their mean."""
+    losses = losses if weight is None else losses * weight
     if reduction == "none":
         return losses
     total = m.sum(losses)
     return total / losses.size if reduction == "mean" else total
 
 
-def each(g, like, reduction):
+def each(g, like, reduction, weight=None):
     """The gradient of every single loss, given that of the reduced one; `like` has the losses' shape."""
-    return g * (1.0 / max(math.prod(like.shape), 1)) if reduction == "mean" else g
+    g = g * (1.0 / max(math.prod(like.shape), 1)) if reduction == "mean" else g
+    return g if weight is None else g * weight
 
 
 # -------------------------------------------------------------------------------------------------------- of two like tensors

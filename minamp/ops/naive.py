@@ -36,7 +36,7 @@ class naive_half_sum:
 
     def forward(m, x, *, dim, keepdim):
         total = _running_sum(m, m.reshape(x, (-1,)), 0) if dim is None else _running_sum(m, x, dim)
-        shape = tuple(1 for _ in x.shape) if dim is None else total.shape
+        shape = (1,) * x.ndim if dim is None else total.shape
         if not keepdim:
             shape = () if dim is None else x.shape[:dim] + x.shape[dim + 1 :]
         return m.reshape(total, shape)

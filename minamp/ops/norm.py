@@ -9,7 +9,7 @@ from minamp.autocast import is_autocast_enabled
 from minamp.formats import float32, is_floating, is_half
 from minamp.op import FP32, FP32_APPEND_DTYPE, FP32_SET_OPT_DTYPE, NOT_LISTED, composite, op
 from minamp.ops.elementwise import maximum
-from minamp.ops.reduce import dims_of, mean, over, var
+from minamp.ops.reduce import dims_of, mean, over, spread_arguments, var
 from minamp.ops.shape import expand
 
 # -------------------------------------------------------------------------------------------------------------- vector norms
@@ -51,8 +51,17 @@ def _norm_vjp(m, g, x, ord, dim, keepdim):
     return m.where(zero, m.zeros_like(x), g * slope)
 
 
+class _Norm:
+    """What vector_norm and norm have in common."""
+
+    def forward(m, x, *, ord, dim, keepdim, dtype):
+        return m.vector_norm(x, ord, dim, keepdim)
+
+    vjp_x = _norm_vjp
+
+
 @op(policy=FP32_SET_OPT_DTYPE)
-class vector_norm:
+class vector_norm(_Norm):
     """(sum |x|**ord)**(1/ord) over dim (all by default), as torch.linalg.vector_norm; ord 0 counts the values that are not 0,
     inf and -inf give the largest and smallest |x|.
 
@@ -63,27 +72,15 @@ class vector_norm:
     def call(x, ord=2, dim=None, keepdim=False, *, dtype=None):
         return _norm_arguments("vector_norm", x, ord, dim, keepdim, dtype)
 
-    def forward(m, x, *, ord, dim, keepdim, dtype):
-        return m.vector_norm(x, ord, dim, keepdim)
-
-    def vjp_x(m, g, x, ord, dim, keepdim):
-        return _norm_vjp(m, g, x, ord, dim, keepdim)
-
 
 @op(policy=FP32_APPEND_DTYPE)
-class norm:
+class norm(_Norm):
     """torch.norm: vector_norm of order p, all dimensions by default; p='fro' and None mean 2 (also over two dimensions)."""
 
     def call(input, p="fro", dim=None, keepdim=False, *, dtype=None):
         if p == "nuc":
             raise NotImplementedError("norm: the nuclear norm needs singular values, which minamp has not")
         return _norm_arguments("norm", input, 2 if p in ("fro", None) else p, dim, keepdim, dtype)
-
-    def forward(m, x, *, ord, dim, keepdim, dtype):
-        return m.vector_norm(x, ord, dim, keepdim)
-
-    def vjp_x(m, g, x, ord, dim, keepdim):
-        return _norm_vjp(m, g, x, ord, dim, keepdim)
 
 
 @composite
@@ -171,13 +168,7 @@ class std:
     """Standard deviation over dim, divided by n - correction (1 by default); mean and squares in float32, gradient 0 at 0."""
 
     def call(x, dim=None, correction=1, keepdim=False, unbiased=None):
-        if isinstance(dim, bool):  # torch's std(unbiased)
-            dim, unbiased = None, dim
-        check_floating("std", x)
-        dim = dims_of("std", x, dim)
-        correction = correction if unbiased is None else int(unbiased)
-        count = max(math.prod(x.shape[d] for d in dim) - correction, 0)
-        return (x,), {"dim": dim, "keepdim": keepdim, "count": count}
+        return spread_arguments("std", x, dim, correction, keepdim, unbiased)
 
     def forward(m, x, *, dim, keepdim, count):
         centred = x - m.mean(x, dim, True)

@@ -267,19 +267,12 @@ class batch_norm:
             raise ValueError(
                 f"batch_norm: input {input.shape} has one value per channel, whose variance is 0: train on larger batches"
             )
-        if not training:
-            return (input, weight, bias, running_mean, running_var), {
-                "running": None,
-                "momentum": 0.0,
-                "eps": eps,
-            }
-        return (input, weight, bias, None, None), {
-            "running": (running_mean, running_var) if input.numel() else (None, None),
-            "momentum": momentum,
-            "eps": eps,
-        }
+        given, none = (running_mean, running_var), (None, None)
+        used = none if training else given
+        moved = given if training and input.numel() else none
+        return (input, weight, bias, *used), {"moved": moved, "momentum": momentum, "eps": eps}
 
-    def forward(m, x, weight, bias, mean, var, *, running, momentum, eps):
+    def forward(m, x, weight, bias, mean, var, *, moved, momentum, eps):
         if mean is None:
             dims = _over_channels(x.ndim)
             mean = m.mean(x, dims, True)
@@ -288,13 +281,13 @@ class batch_norm:
             count = x.size // x.shape[1]
             y = _affine(m, centred / m.sqrt(var + eps), weight, bias)
             seen = (mean, var * (count / (count - 1)))
-            moved = [
+            new = [
                 (r, _followed(m, r, batch, momentum))
-                for r, batch in zip(running, seen, strict=True)
+                for r, batch in zip(moved, seen, strict=True)
                 if r is not None
             ]
             # The last thing: what fails before changes nothing.
-            for r, values in moved:
+            for r, values in new:
                 r._data[...] = values
                 r._version[0] += 1
             return y

@@ -66,9 +66,6 @@ class max_pool2d:
 class max_pool2d_position:
     """Which kernel offset holds the first maximum `best` of every window of x: integers, without gradient."""
 
-    def call(x, best, kernel, stride, padding, dilation):
-        return (x, best), {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation}
-
     def forward(m, x, best, *, kernel, stride, padding, dilation):
         return m.max_pool2d_position(x, best, kernel, stride, padding, dilation)
 
@@ -76,16 +73,6 @@ class max_pool2d_position:
 @op(policy=NOT_LISTED, stored=True)
 class max_pool2d_scatter:
     """Zeros of x_shape with g added where `position` points."""
-
-    def call(g, position, x_shape, kernel, stride, padding, dilation):
-        attrs = {
-            "x_shape": x_shape,
-            "kernel": kernel,
-            "stride": stride,
-            "padding": padding,
-            "dilation": dilation,
-        }
-        return (g, position), attrs
 
     def forward(m, g, position, *, x_shape, kernel, stride, padding, dilation):
         return m.max_pool2d_scatter(g, position, x_shape, kernel, stride, padding, dilation)
@@ -97,9 +84,6 @@ class max_pool2d_scatter:
 @op(policy=NOT_LISTED, stored=True)
 class max_pool2d_gather:
     """x where `position` points."""
-
-    def call(x, position, kernel, stride, padding, dilation):
-        return (x, position), {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation}
 
     def forward(m, x, position, *, kernel, stride, padding, dilation):
         return m.max_pool2d_gather(x, position, kernel, stride, padding, dilation)
@@ -127,9 +111,6 @@ class window_mean:
 class window_mean_grad:
     """Every window hands g / count to each of its elements: zeros of x_shape with that added."""
 
-    def call(g, x_shape, rows, cols, counts):
-        return (g,), {"x_shape": x_shape, "rows": rows, "cols": cols, "counts": counts}
-
     def forward(m, g, *, x_shape, rows, cols, counts):
         return m.window_mean_grad(g, x_shape, rows, cols, counts)
 
@@ -149,9 +130,8 @@ def avg_pool2d(input, kernel_size, stride=None, padding=0, ceil_mode=False, coun
     )
     windows, counts = [], []
     for n, k, s, p, count in zip(input.shape[-2:], kernel, stride, padding, size, strict=True):
-        bounds = [
-            (i * s - p, min(i * s - p + k, n + p)) for i in range(count)
-        ]  # ceil_mode may reach past the padding
+        # ceil_mode may reach past the padding
+        bounds = [(i * s - p, min(i * s - p + k, n + p)) for i in range(count)]
         inside = [(max(a, 0), min(b, n)) for a, b in bounds]
         windows.append(inside)
         counts.append([b - a for a, b in (bounds if count_include_pad else inside)])

@@ -165,9 +165,6 @@ def _added(m, input, product, beta, alpha):
 class scaled:
     """x * factor, in float32, rounded once: the gradient of what addmm and baddbmm add."""
 
-    def call(x, factor):
-        return (x,), {"factor": factor}
-
     def forward(m, x, *, factor):
         return m.scaled(x, factor)
 
@@ -178,9 +175,6 @@ class scaled:
 @op(policy=NOT_LISTED, stored=True)
 class scaled_matmul:
     """alpha * (a @ b), rounded once: the gradients of addmm and baddbmm."""
-
-    def call(a, b, alpha):
-        return (a, b), {"alpha": alpha}
 
     def forward(m, a, b, *, alpha):
         return m.scaled_matmul(a, b, alpha)

@@ -13,20 +13,14 @@ from minamp.ops.scatter import gather
 from minamp.ops.shape import dim_of, squeeze
 from minamp.tensor import Tensor
 
-max_ = max  # the builtin; the op of that name is declared below
-
 
 def dims_of(name, x, dim):
     """`dim` (int, tuple, list or None) as a tuple of non-negative ints; IndexError or RuntimeError names the op."""
     if dim is None:
         return tuple(range(x.ndim))
-    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    dims = tuple(dim_of(name, x, d) for d in ((dim,) if isinstance(dim, int) else dim))
     if not dims:
         return tuple(range(x.ndim))
-    for d in dims:
-        if not -max_(x.ndim, 1) <= d < max_(x.ndim, 1):
-            raise IndexError(f"{name}: dim {d} is out of range for a tensor of shape {x.shape}")
-    dims = tuple(d % max_(x.ndim, 1) for d in dims)
     if len(set(dims)) < len(dims):
         raise RuntimeError(f"{name}: dim {dim} names a dimension of shape {x.shape} twice")
     return dims if x.ndim else ()
@@ -77,18 +71,23 @@ class mean:
         return over(m, g * (1.0 / count) if count else g, x_shape, dim, keepdim)
 
 
+def spread_arguments(name, x, dim, correction, keepdim, unbiased):
+    """Checked arguments of var and std; count: what a sum of squares is divided by, never below 0."""
+    if isinstance(dim, bool):  # torch's var(unbiased)
+        dim, unbiased = None, dim
+    check_floating(name, x)
+    dim = dims_of(name, x, dim)
+    correction = correction if unbiased is None else int(unbiased)
+    values = math.prod(x.shape[d] for d in dim)
+    return (x,), {"dim": dim, "keepdim": keepdim, "count": values - correction if values > correction else 0}
+
+
 @op(policy=NOT_LISTED)
 class var:
     """Variance over dim, divided by n - correction (1 by default). Mean and squares in float32. RuntimeError for integers."""
 
     def call(x, dim=None, correction=1, keepdim=False, unbiased=None):
-        if isinstance(dim, bool):  # torch's var(unbiased)
-            dim, unbiased = None, dim
-        check_floating("var", x)
-        dim = dims_of("var", x, dim)
-        correction = correction if unbiased is None else int(unbiased)
-        count = max_(math.prod(x.shape[d] for d in dim) - correction, 0)
-        return (x,), {"dim": dim, "keepdim": keepdim, "count": count}
+        return spread_arguments("var", x, dim, correction, keepdim, unbiased)
 
     def forward(m, x, *, dim, keepdim, count):
         centred = x - m.mean(x, dim, True)
@@ -100,17 +99,6 @@ class var:
             * (x - m.mean(x, dim, True))
             * (2.0 / count if count else math.nan)
         )
-
-
-@op(policy=NOT_LISTED)
-class ones_like:
-    """Ones in the shape and dtype of x."""
-
-    def forward(m, x):
-        return m.ones_like(x)
-
-    def vjp_x(m, g):
-        return m.zeros_like(g)
 
 
 def _of_something(name, x, dim):

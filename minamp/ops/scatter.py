@@ -44,9 +44,6 @@ class gather:
 class gather_grad:
     """Zeros of `shape` with g added where gather read; repeated positions add up in float32."""
 
-    def call(g, dim, at, shape):
-        return (g,), {"dim": dim, "at": at, "shape": shape}
-
     def forward(m, g, *, dim, at, shape):
         return m.gather_grad(g, dim, at, shape)
 
@@ -106,9 +103,6 @@ class scatter:
 @op(policy=NOT_LISTED, moves=True)
 class scatter_clear:
     """x with zeros where scatter writes."""
-
-    def call(x, dim, at):
-        return (x,), {"dim": dim, "at": at}
 
     def forward(m, x, *, dim, at):
         return m.scatter_clear(x, dim, at)

@@ -4,12 +4,9 @@ import math
 
 from minamp import backends
 from minamp.draw import generator
+from minamp.numbers import unpacked
 from minamp.op import NOT_LISTED, composite, op
 from minamp.tensor import Tensor
-
-
-def _sizes(sizes):
-    return tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], tuple | list) else tuple(sizes)
 
 
 def expands(shape, to):
@@ -33,7 +30,7 @@ class reshape:
     """x in another shape with as many elements; one size may be -1."""
 
     def call(x, *shape):
-        shape = _sizes(shape)
+        shape = unpacked(shape)
         known = math.prod(n for n in shape if n != -1)
         if shape.count(-1) > 1 or (x.numel() % max(known, 1) if -1 in shape else known != x.numel()):
             raise RuntimeError(f"reshape: shape {shape} does not hold the {x.numel()} elements of {x.shape}")
@@ -51,7 +48,7 @@ class permute:
     """x with its dimensions in the order of `dims`."""
 
     def call(x, *dims):
-        dims = tuple(dim_of("permute", x, d) for d in _sizes(dims))
+        dims = tuple(dim_of("permute", x, d) for d in unpacked(dims))
         if sorted(dims) != list(range(x.ndim)):
             raise RuntimeError(
                 f"permute: dims {dims} must name each of the {x.ndim} dimensions of {x.shape} once"
@@ -70,7 +67,7 @@ class expand:
     """x with dimensions of size 1 repeated to `size` (-1 keeps a size), without copying."""
 
     def call(x, *size):
-        shape = _sizes(size)
+        shape = unpacked(size)
         lead = len(shape) - x.ndim
         full = tuple(x.shape[i - lead] if n == -1 and i >= lead else n for i, n in enumerate(shape))
         if not expands(x.shape, full):
@@ -87,9 +84,6 @@ class expand:
 @op(policy=NOT_LISTED)
 class sum_to:
     """x summed down to `shape`: what undoes a broadcast."""
-
-    def call(x, shape):
-        return (x,), {"shape": shape}
 
     def forward(m, x, *, shape):
         return m.sum_to(x, shape)
@@ -181,7 +175,7 @@ class cat:
         return m.cat(tensors if len(widest) == 1 else [m.widen(x) for x in tensors], dim)
 
     def vjp_tensors(m, g, i, tensors_shape, dim):
-        start = sum_sizes(tensors_shape[:i], dim)
+        start = sum(shape[dim] for shape in tensors_shape[:i])
         key = (slice(None),) * dim + (slice(start, start + tensors_shape[i][dim]),)
         return m.index(g, key)
 
@@ -192,17 +186,10 @@ def _listed(name, tensors):
     return tuple(tensors)
 
 
-def sum_sizes(shapes, dim):
-    return builtins_sum(s[dim] for s in shapes)
-
-
-builtins_sum = sum
-
-
 @composite
 def repeat(x, *repeats):
     """x laid side by side `repeats` times along each dimension; more numbers than dimensions add leading ones."""
-    sizes = _sizes(repeats)
+    sizes = unpacked(repeats)
     if len(sizes) < x.ndim:
         raise RuntimeError(f"repeat: sizes {sizes} must name each of the {x.ndim} dimensions of {x.shape}")
     if any(n < 0 for n in sizes):
@@ -212,9 +199,7 @@ def repeat(x, *repeats):
     x = reshape(x, tuple(n for size in shape for n in (1, size)))
     x = expand(x, tuple(n for pair in zip(sizes, shape, strict=True) for n in pair))
     out = reshape(x, tuple(r * n for r, n in zip(sizes, shape, strict=True)))
-    return (
-        out.clone() if out._is_view else out
-    )  # one value repeated, or nothing, needs no copy to be reshaped
+    return out.clone() if out._is_view else out  # one value repeated, or nothing, is reshaped without a copy
 
 
 @composite
@@ -229,9 +214,6 @@ def stack(tensors, dim=0):
 @op(policy=NOT_LISTED)
 class masked_scale:
     """x * scale where mask holds, 0 elsewhere: dropout once its mask is drawn."""
-
-    def call(x, mask, scale):
-        return (x, mask), {"scale": scale}
 
     def forward(m, x, mask, *, scale):
         return x * mask * scale

@@ -49,8 +49,18 @@ def _bilinear_taps(align_corners):
     return taps
 
 
+class _Resize:
+    """The map that all three upsample ops are, once the taps of rows and columns are known."""
+
+    def forward(m, x, *, rows, cols):
+        return m.upsample2d(x, rows, cols)
+
+    def vjp_x(m, g, rows, cols):
+        return m.upsample2d_grad(g, rows, cols)
+
+
 @op(policy=FP32)
-class upsample_nearest2d:
+class upsample_nearest2d(_Resize):
     """x (N, C, H, W) resized to output_size (H, W), every output a copy of the nearest input at its upper left.
 
     scale_factors: what the caller was asked for, where size / output_size would not give it back exactly.
@@ -59,48 +69,24 @@ class upsample_nearest2d:
     def call(input, output_size, scale_factors=None):
         return _resize_arguments("upsample_nearest2d", input, output_size, scale_factors, _nearest_taps)
 
-    def forward(m, x, *, rows, cols):
-        return m.upsample2d(x, rows, cols)
-
-    def vjp_x(m, g, rows, cols):
-        return m.upsample2d_grad(g, rows, cols)
-
 
 @op(policy=FP32)
-class upsample_bilinear2d:
+class upsample_bilinear2d(_Resize):
     """x (N, C, H, W) resized to output_size (H, W), every output between its four neighbours. Products and sums are float32."""
 
     def call(input, output_size, align_corners, scale_factors=None):
         taps = _bilinear_taps(align_corners)
         return _resize_arguments("upsample_bilinear2d", input, output_size, scale_factors, taps)
 
-    def forward(m, x, *, rows, cols):
-        return m.upsample2d(x, rows, cols)
-
-    def vjp_x(m, g, rows, cols):
-        return m.upsample2d_grad(g, rows, cols)
-
 
 @op(policy=NOT_LISTED)
-class upsample2d:
-    """The map of both upsample ops, once the taps of rows and columns are known."""
-
-    def call(x, rows, cols):
-        return (x,), {"rows": rows, "cols": cols}
-
-    def forward(m, x, *, rows, cols):
-        return m.upsample2d(x, rows, cols)
-
-    def vjp_x(m, g, rows, cols):
-        return m.upsample2d_grad(g, rows, cols)
+class upsample2d(_Resize):
+    """x resized by taps that are known: the gradient of upsample2d_grad."""
 
 
 @op(policy=NOT_LISTED)
 class upsample2d_grad:
     """The transposed map: every output's gradient goes back to the inputs it was made of. Sums are float32."""
-
-    def call(g, rows, cols):
-        return (g,), {"rows": rows, "cols": cols}
 
     def forward(m, g, *, rows, cols):
         return m.upsample2d_grad(g, rows, cols)

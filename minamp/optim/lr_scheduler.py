@@ -282,11 +282,8 @@ class OneCycleLR(LRScheduler):
             raise ValueError(
                 f"{self._name}: anneal_strategy must be 'cos' or 'linear', got {anneal_strategy!r}"
             )
-        self.total_steps, self.anneal_strategy, self.cycle_momentum = (
-            total_steps,
-            anneal_strategy,
-            cycle_momentum,
-        )
+        self.total_steps, self.anneal_strategy = total_steps, anneal_strategy
+        self.cycle_momentum = cycle_momentum
         high = self._per_group("max_lr", max_lr, groups)
         low, most = (
             self._per_group(name, value, groups)

@@ -106,9 +106,8 @@ def exponent_histogram(x, low=-40, high=16):
     if x.dtype not in (float32, float64):
         x = x.astype(float64)
     finite = x[np.isfinite(x)]
-    e = (
-        np.frexp(finite[finite != 0])[1] - 1
-    )  # exact, unlike floor(log2): the mantissa of frexp lies in [0.5, 1)
+    # exact, unlike floor(log2): the mantissa of frexp lies in [0.5, 1)
+    e = np.frexp(finite[finite != 0])[1] - 1
     inside = e[(e >= low) & (e < high)]
     return Histogram(
         low,

@@ -121,9 +121,8 @@ def time_in_casts(step, rounds=30):
 
 def training_rows(name, build, shape, goal32, goal_torch16, rounds):
     candidates = steps(build, shape)
-    slow = {
-        k: candidates.pop(k) for k in list(candidates) if k == "torch autocast"
-    }  # 4 to 14 times the others' time
+    # 4 to 14 times the others' time
+    slow = {k: candidates.pop(k) for k in list(candidates) if k == "torch autocast"}
     t = fastest(candidates, 4 * rounds) | fastest(slow, rounds)
     t["casts"] = time_in_casts(candidates["own autocast"])
     ms = {k: f"{1000 * v:.1f} ms" for k, v in t.items()}

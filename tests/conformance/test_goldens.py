@@ -189,9 +189,8 @@ def test_every_op_has_a_golden_value():
     ops = {*op_cases.CASES, *(case.op for case in op_cases.CASES.values())}
     assert {case for case, _ in DTYPE_DIFFERENCES} <= ops
     covered = {case.op for case in op_cases.CASES.values()} | {*op_cases.INTERNAL, *op_cases.NAIVE}
-    missing = {
-        op for op in OPS if op not in covered and not op.endswith("_grad")
-    }  # gradients are checked with their ops
+    # gradients are checked with their ops
+    missing = {op for op in OPS if op not in covered and not op.endswith("_grad")}
     assert not missing, f"add a case for {sorted(missing)} to op_cases.py and run make_goldens.py"
 
 

@@ -652,6 +652,44 @@ def clipping_under_another_name():
     return T().parts()
 
 
+def _scaled_by_hand(*order):
+    """A loss times 2^16 whose gradients are clipped by the library and divided, in some order."""
+    x, y = digits(32)
+    model = mlp(784, 64, 10)
+    optimizer = optim.SGD(model.parameters(), lr=0.05)
+
+    def step():
+        optimizer.zero_grad()
+        with autocast():
+            loss = F.cross_entropy(model(x), y)
+        (loss * 2.0**16).backward()
+        for act in order:
+            act(model.parameters())
+        optimizer.step()
+        return loss.item()
+
+    return dict(step=step, model=model, optimizer=optimizer, scaler=None)
+
+
+def _clip(parameters):
+    clip_grad_norm_(parameters, 1.0)  # the fault
+
+
+def _divide(parameters):
+    for p in parameters:
+        p.grad /= 2.0**16
+
+
+@broken("clip_before_unscale")
+def a_loss_scaled_by_hand_that_is_clipped_first():
+    return _scaled_by_hand(_clip, _divide)
+
+
+@healthy
+def a_loss_scaled_by_hand_that_is_divided_first():
+    return _scaled_by_hand(_divide, _clip)
+
+
 @broken("clip_before_unscale")
 def a_norm_computed_by_hand():
     x, y = digits(32)

@@ -109,6 +109,11 @@ def scale_of(backward):
     return backward.facts["scale"]
 
 
+def largest_of(gradients):
+    """The largest magnitude in some Gradients by name; 0.0 if there are none."""
+    return max((g.largest for g in gradients.values()), default=0.0)
+
+
 def feeds(trace, run, ops):
     """The first later op of those names that uses the output of `run`."""
     return next(

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from minamp.clinic.rules.base import counted, error, rule, scale_of
+from minamp.clinic.rules.base import counted, error, largest_of, rule, scale_of
 from minamp.clinic.trace import Call
 
 _READS = {"vector_norm", "norm", "pow", "square", "abs", "amax", "max", "mul"}
@@ -85,13 +85,8 @@ def _clips_in_hooks(trace):
         if _one_chosen(lengths) and lengths[0] % scale:  # not so in a toy whose gradients are all 1
             shapes = {trace.parameters[name].shape for name in written}
             hooks = [r for r in trace.ops if r.within is backward and r.output.shape in shapes]
-            line = (hooks or [backward])[-1].line
-            yield (
-                replace(backward, name="by hand", within=backward, line=line),
-                scale,
-                backward.after,
-                backward.after,
-            )
+            clip = replace(backward, name="by hand", within=backward, line=(hooks or [backward])[-1].line)
+            yield clip, scale, backward.after, backward.after
 
 
 def _by_hand(call, run):
@@ -188,7 +183,7 @@ def _chosen(length):
 
 def _left(before, after):
     """Which part of the largest gradient a clipping has left: about 1 / scale, where the gradient is scaled and the limit not."""
-    was, now = (max((g.largest for g in x.values()), default=0.0) for x in (before, after))
+    was, now = largest_of(before), largest_of(after)
     return now / was if 0 < was < math.inf else 0.0
 
 
@@ -212,7 +207,7 @@ def clip_before_unscale(trace):
                 clip.line,
                 _repair(clip),
                 scale=scale,
-                largest_gradient=max((g.largest for g in before.values()), default=0.0),
+                largest_gradient=largest_of(before),
             )
     if trace.fails_with("RuntimeError", "unscale_() is being called after step()") and trace.calls(
         "scaler.update"

@@ -4,7 +4,6 @@ import math
 
 from minamp.clinic.advice import CEILING, USUAL_SHARE
 from minamp.clinic.rules.base import error, rule, scale_of, warning
-from minamp.formats import float16
 
 FLUSHED = 0.1  # of all non-zero gradients; a healthy run at 2^16 stays below 0.04
 FLUSHED_OF_ONE = 0.5  # of one parameter's
@@ -21,8 +20,7 @@ def _scale(trace):
 @rule
 def gradients_flushed(trace):
     run, scale = trace.reference, _scale(trace)
-    half = any(r.output.dtype == float16 and r.output.recorded and r.is_product for r in trace.ops)
-    if not half or run is None or not run.complete or run.half or not run.ceiling or scale <= 0:
+    if run is None or not run.complete or run.half or not run.ceiling or scale <= 0 or not trace.in_float16:
         return None
     shares = {name: run.flushed(scale, name) for name in run.weights}
     share = run.flushed(scale)
@@ -51,18 +49,29 @@ def gradients_flushed(trace):
 
 @rule
 def scale_pinned(trace):
-    updates = [
+    cases = (_gave_up, _at_a_bound, _starts_again, _starts_too_high, _falls_in_vain)
+    return next(filter(None, (case(trace) for case in cases)), None)
+
+
+def _updates(trace):
+    """The updates that move the scale by the scaler's own rule."""
+    return [
         u for u in trace.calls("scaler.update") if u.facts["new_scale"] is None and "scale_after" in u.facts
     ]
-    gave_up = trace.fails_with("FloatingPointError", "GradScaler: ")
-    if gave_up:
+
+
+def _gave_up(trace):
+    if trace.fails_with("FloatingPointError", "GradScaler: "):
         return error(
             f"The scaler has given up: {trace.error.text}.",
             trace.error.line,
             "with watch.first_bad_op() as bad: step()   # then print(bad)",
             scale=trace.calls("scaler.update")[-1].facts["scale"],
         )
-    for u in updates:
+
+
+def _at_a_bound(trace):
+    for u in _updates(trace):
         skipped = _skipped(trace, u)
         before, after = u.facts["scale"], u.facts["scale_after"]
         if skipped and (after >= before or u.facts["floor"] > _allowed(trace)):
@@ -83,6 +92,10 @@ def scale_pinned(trace):
                 scale=before,
                 **_room(trace),
             )
+
+
+def _starts_again(trace):
+    """A scale that the user puts back before the next step."""
     first, second = ([c for c in trace.calls("scaler.scale") if c.step == i][:1] for i in (0, 1))
     steps = [c for c in trace.calls("scaler.step") if c.step == 0]
     if first and second and steps and not any(_ran(trace, c) for c in steps):
@@ -96,34 +109,39 @@ def scale_pinned(trace):
                 scale=before,
                 **_room(trace),
             )
-    falls = [u for u in updates if _skipped(trace, u)]
-    excess = _excess(trace, falls[0]) if falls else math.nan
+
+
+def _starts_too_high(trace):
+    fall = next((u for u in _updates(trace) if _skipped(trace, u)), None)
+    excess = _excess(trace, fall) if fall else math.nan
     if excess > STARTING and trace.reference.ceiling:
-        first, better = falls[0].facts, trace.reference.rescue()
-        skips = math.ceil(excess / math.log2(first["scale"] / first["scale_after"]))
+        was, better = fall.facts["scale"], trace.reference.rescue()
+        skips = math.ceil(excess / math.log2(was / fall.facts["scale_after"]))
         fits = trace.reference.flushed(better) <= USUAL_SHARE
         return warning(
-            f"The scale, {first['scale']:g}, is far above what the gradients allow: {skips} steps are skipped while it comes "
-            "down.",
-            falls[0].line,
+            f"The scale, {was:g}, is far above what the gradients allow: {skips} steps are skipped while it comes down.",
+            fall.line,
             f"scaler = GradScaler(init_scale=2.0**{math.log2(better):.0f})"
             if fits
             else "with autocast(dtype=minamp.bfloat16): ...   # no scale fits float16's range to these gradients",
-            scale=first["scale"],
+            scale=was,
             **_room(trace),
         )
-    if (
-        len(updates) >= FALLS
-        and falls == updates
-        and not (-1 <= excess <= STARTING or _inherited(trace, updates[-1]))
-    ):
+
+
+def _falls_in_vain(trace):
+    updates = _updates(trace)
+    if len(updates) < FALLS or not all(_skipped(trace, u) for u in updates) or _inherited(trace, updates[-1]):
+        return None
+    if not -1 <= _excess(trace, updates[0]) <= STARTING:
+        scale = updates[-1].facts["scale_after"]
         return error(
-            f"The scale has fallen {len(updates)} times in a row, to {updates[-1].facts['scale_after']:g}, and smaller will not "
-            "help: what is not finite is not made by the scale.",
+            f"The scale has fallen {len(updates)} times in a row, to {scale:g}, and smaller will not help: what is not finite "
+            "is not made by the scale.",
             updates[-1].line,
             "with watch.first_bad_op() as bad: step()   # then print(bad)",
             falls=len(updates),
-            scale=updates[-1].facts["scale_after"],
+            scale=scale,
             **_room(trace),
         )
 
@@ -159,7 +177,7 @@ def _allowed(trace):
 
 
 def _room(trace):
-    """That scale as evidence, where it is known."""
+    """The largest allowed scale as evidence, where it is known."""
     allowed = _allowed(trace)
     return {} if math.isnan(allowed) else {"largest_allowed": allowed}
 

@@ -3,9 +3,17 @@
 import math
 from itertools import pairwise
 
-from minamp.clinic.rules.base import counted, error, first_backward, rule, scale_of, update_line, warning
+from minamp.clinic.rules.base import (
+    counted,
+    error,
+    first_backward,
+    largest_of,
+    rule,
+    scale_of,
+    update_line,
+    warning,
+)
 from minamp.clinic.rules.clipping import same_factor, still_scaled
-from minamp.formats import float16
 
 TOO_FAR = 10.0  # a learning rate, of gradients without their scale: nobody descends by hand at a larger one
 ALONG = 0.999  # the cosine between a change and the gradient, from which on it is a multiple of it
@@ -103,8 +111,7 @@ def _descent_in_numbers(trace):
 
 def _chosen_scale(trace, factor):
     """Whether a loss was multiplied by a number that is no weight of it: a power of two from 256 on, for float16's gradients."""
-    half = any(r.is_product and r.output.recorded and r.output.dtype == float16 for r in trace.ops)
-    return half and factor >= 256 and math.log2(factor).is_integer()
+    return trace.in_float16 and factor >= 256 and math.log2(factor).is_integer()
 
 
 @rule
@@ -141,7 +148,7 @@ def raw_optimizer_step(trace):
             if by_hand
             else "scaler.step(optimizer)   # and no optimizer.step()",
             at=call.index,
-            largest_gradient=max((g.largest for g in call.before.values()), default=0.0),
+            largest_gradient=largest_of(call.before),
         )
 
 
@@ -358,7 +365,7 @@ def _states(*updates):
 
 
 def _left(update):
-    """Those that it ended with."""
+    """The scale and count that an update ended with."""
     return update.facts.get("scale_after"), update.facts.get("good_steps")
 
 

@@ -131,17 +131,13 @@ def eps_rounds_to_zero(trace):
         if not run.output.half or run.inside("optimizer.step"):
             continue
         f = format_of(run.output.dtype)
-        flush = f.flush
         if run.op in {"add", "sub"} | _LIMITS:
-            tiny = [c for c in run.constants if 0 < abs(c) <= flush]
+            tiny = [c for c in run.constants if 0 < abs(c) <= f.flush]
         elif run.op == "to" and run.output.constant == 0:
             tiny = [c for c in run.constants if c]
         else:
-            tiny = [
-                c
-                for n, c in run.attrs.items()
-                if n == "eps" and run.op.startswith("naive") and 0 < c <= flush
-            ]
+            eps = run.attrs.get("eps", 0.0) if run.op.startswith("naive") else 0.0
+            tiny = [eps] if 0 < eps <= f.flush else []
         if _adds_a_zero(trace, run):
             tiny = [0.0]
         if tiny and not second_moment(trace, run):

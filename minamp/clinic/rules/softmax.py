@@ -61,13 +61,13 @@ def _is_softmax(run):
 
 def _by_hand(run):
     """e / sum(e), or e * (1 / sum(e)), with e = exp(x)."""
-    return run.op in ("div", "mul") and len(run.tensors) > 1 and _over_its_sum(run, {"reshape", "to"})
+    return run.op in ("div", "mul") and _over_its_sum(run, {"reshape", "to"})
 
 
 def _weighted(run):
     """(e @ v) / sum(e), with e = exp(x): attention that divides at its end."""
     through = {"reshape", "to", "permute", "transpose", "matmul", "bmm", "mm"}
-    return run.op == "div" and len(run.tensors) > 1 and _over_its_sum(run, through)
+    return run.op == "div" and _over_its_sum(run, through)
 
 
 def _half_exponential(run):
@@ -78,13 +78,13 @@ def _half_exponential(run):
 
 def _picked(run):
     """e[i] / sum(e), with e = exp(x): one probability, as in a contrastive loss."""
-    return (
-        run.op == "div" and len(run.tensors) > 1 and _over_its_sum(run, {"reshape", "to", "index", "gather"})
-    )
+    return run.op == "div" and _over_its_sum(run, {"reshape", "to", "index", "gather"})
 
 
 def _over_its_sum(run, through):
     """Whether an exponential, taken through those ops, is divided by its own sum."""
+    if len(run.tensors) < 2:
+        return False
     exponential = _source(run.tensors[0], _is_exponential, through)
     total = _source(run.tensors[1], _is_sum, {"reciprocal", "mul", "reshape", "expand", "to", "add", "div"})
     return exponential is not None and total is not None and exponential in {total, *total.ancestors()}
