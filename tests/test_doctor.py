@@ -224,3 +224,13 @@ def test_an_ill_patient_is_given_back_as_it_came(name):
     before = state_of(it)
     examine(it)
     assert state_of(it) == before
+
+
+def test_the_repair_of_a_clipping_names_the_scaler_only_where_there_is_one():
+    by_hand, _ = examine(variations.a_loss_scaled_by_hand_that_is_clipped_first())
+    assert (
+        by_hand[0].repair
+        == "p.grad /= 65536   # for every parameter before the clipping, instead of after it"
+    )
+    with_scaler, _ = examine(GALLERY["clip_before_unscale"].broken())
+    assert with_scaler[0].repair.startswith("scaler.unscale_(optimizer)")

@@ -88,7 +88,7 @@ def _noted(step, patient, before, in_float32):
 
     in_float32: the second is made in float32, unless the first has raised or spoilt a parameter.
     """
-    trace, scale = Trace(parameters=patient.describe(), scaler_given=patient.scaled), patient.scale
+    trace, scale = Trace(parameters=patient.describe()), patient.scale
     statistics = patient.ill_statistics()
     with Calls(trace, patient) as calls:
         _observe(step, calls)

@@ -80,7 +80,6 @@ class Ops(observe):
             x.shape,
             largest(x._data),
             recorded,
-            trained=recorded and x.is_leaf,
             constant=float(x.item()) if x.numel() == 1 and not recorded else None,
         )
 

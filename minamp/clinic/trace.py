@@ -25,7 +25,6 @@ class Value:
     shape: tuple = ()
     largest: float = 0.0  # the largest magnitude: inf or nan if there is one
     recorded: bool = False  # leads back to something that wants a gradient
-    trained: bool = False  # is itself a leaf that wants one: a parameter
     constant: float | None = None  # the value, if it is a number or one element without history
     gradient: str | None = None  # the parameter whose .grad it is
     source: "OpRun | None" = None  # the op that made it, if that ran under observation
@@ -161,7 +160,6 @@ class Trace:
     ops: list = field(default_factory=list)  # of the events, the OpRuns
     _calls: dict = field(default_factory=lambda: defaultdict(list))  # and the Calls, by name
     parameters: dict = field(default_factory=dict)  # name -> Parameter
-    scaler_given: bool = False  # an enabled scaler was handed over
     # (name, number of bad values) of the running statistics that hold inf or nan for good
     batch_norms: list = field(default_factory=list)
     # ids of the scalers that scaled a loss and were not there before

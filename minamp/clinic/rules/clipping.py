@@ -95,8 +95,10 @@ def _by_hand(call, run):
     return Call(call.index, call.step, name, 0, run.line, None, run.within)
 
 
-def _repair(clip, why=""):
+def _repair(trace, clip, scale, why=""):
     """The line that repairs a clipping."""
+    if not trace.scaled:
+        return f"p.grad /= {scale:g}   # for every parameter before the clipping, instead of after it"
     if clip.inside("backward"):
         return "scaler.unscale_(optimizer)   # after backward, and the clipping after that: not in a hook"
     return f"scaler.unscale_(optimizer)   # before the clipping{why}"
@@ -205,7 +207,7 @@ def clip_before_unscale(trace):
                 f"Gradients are clipped while they are still {scale:g} times too large: the limit holds for the scaled ones, "
                 "and after unscaling next to nothing is left.",
                 clip.line,
-                _repair(clip),
+                _repair(trace, clip, scale),
                 scale=scale,
                 largest_gradient=largest_of(before),
             )
@@ -239,7 +241,7 @@ def clip_value_hides_overflow(trace):
                 f"Clipping by value makes finite numbers of the infinite gradients of {counted(len(hidden))} before the "
                 "scaler looks for them: the step is taken and the scale stays too high.",
                 clip.line,
-                _repair(clip, ": it notes the overflow"),
+                _repair(trace, clip, scale, ": it notes the overflow"),
                 scale=scale,
                 parameters=len(hidden),
                 largest_after=max(after[n].largest for n in hidden),
