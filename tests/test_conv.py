@@ -12,7 +12,8 @@ from minamp.formats import bfloat16, cast, float16, float32, widen
 from minamp.methods import OPS
 from minamp.tensor import Tensor
 
-conv2d, conv1d, conv_transpose2d = OPS["conv2d"], OPS["conv1d"], OPS["conv_transpose2d"]
+conv2d, conv1d = OPS["conv2d"], OPS["conv1d"]
+conv_transpose2d, conv_transpose1d = OPS["conv_transpose2d"], OPS["conv_transpose1d"]
 max_pool2d, avg_pool2d = OPS["max_pool2d"], OPS["avg_pool2d"]
 adaptive_avg_pool2d = OPS["adaptive_avg_pool2d"]
 HALVES = [float16, bfloat16]
@@ -181,6 +182,15 @@ def test_conv_transpose2d_scatters_every_input():
     np.testing.assert_array_equal(y.numpy(), full[:, :, 1:-1] + b[:, None, None])
 
 
+def test_conv_transpose1d_is_conv_transpose2d_on_one_row():
+    x, w, b = (Tensor(integers(*s).astype(np.float32)) for s in ((2, 4, 5), (4, 3, 2), (6,)))
+    y = conv_transpose1d(x, w, b, stride=3, padding=1, output_padding=2, groups=2, dilation=2)
+    row = conv_transpose2d(x[:, :, None], w[:, :, None], b, (1, 3), (0, 1), (0, 2), 2, (1, 2))
+    np.testing.assert_array_equal(y.numpy(), row.numpy()[:, :, 0])
+    alone = conv_transpose1d(x[0], w, b, stride=3, padding=1, output_padding=2, groups=2, dilation=2)
+    np.testing.assert_array_equal(alone.numpy(), y.numpy()[0])
+
+
 # ------------------------------------------------------------------------------------------------------------------- gradients
 
 
@@ -200,6 +210,13 @@ def test_gradients_of_convolutions():
         normal(2),
     )
     check_grads(lambda x, w: conv_transpose2d(x, w), normal(2, 3, 2), normal(2, 2, 2, 2))
+    check_grads(
+        lambda x, w, b: conv_transpose1d(x, w, b, 2, 1, 1, 2, 2), normal(2, 4, 3), normal(4, 1, 3), normal(2)
+    )
+    # output_padding as below
+    check_grads(
+        lambda x, w: conv_transpose1d(x, w, output_padding=2, dilation=3), normal(2, 3), normal(2, 1, 2)
+    )
     # an output_padding of the stride or more, which the dilation allows: a convolution of the gradient would be larger
     for settings in (dict(output_padding=1), dict(stride=(1, 2), output_padding=(0, 2), groups=2)):
         settings["dilation"] = (2, 3)
@@ -495,6 +512,14 @@ def ones(*shape):
         (
             lambda: conv_transpose2d(ones(1, 4, 1, 1), ones(4, 3, 1, 1), padding=1),
             r"conv_transpose2d: the output .* size \(-1, -1\)",
+        ),
+        (
+            lambda: conv_transpose1d(ones(1, 4, 5), ones(4, 3, 3), output_padding=1),
+            r"conv_transpose1d: output_padding \(1,\) must be smaller than stride \(1,\) or dilation \(1,\)",
+        ),
+        (
+            lambda: conv_transpose1d(ones(1, 4, 1), ones(4, 3, 1), padding=1),
+            r"conv_transpose1d: the output .* size \(-1,\)",
         ),
         (lambda: max_pool2d(ones(5, 5), 2), r"max_pool2d: input must be \(N, C, H, W\)"),
         (

@@ -233,7 +233,14 @@ def forward_and_back(name, dtype, where, region, monkeypatch):
 
 ORIGINAL, STATS = test_policy.x, test_policy.stats
 # Their sums run in another order: columns of a convolution, windows of a mean.
-NOT_BIT_FOR_BIT = {"conv2d", "conv1d", "conv_transpose2d", "avg_pool2d", "adaptive_avg_pool2d"}
+NOT_BIT_FOR_BIT = {
+    "conv2d",
+    "conv1d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "avg_pool2d",
+    "adaptive_avg_pool2d",
+}
 SKIPPED = {"to_device"}
 WITH_WEIGHT = {
     "binary_cross_entropy",

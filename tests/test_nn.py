@@ -397,6 +397,13 @@ def test_repr():
     assert repr(nn.Conv2d(2, 4, (3, 1), 2, padding=1, groups=2, bias=False)) == (
         "Conv2d(2, 4, kernel_size=(3, 1), stride=(2, 2), padding=(1, 1), groups=2, bias=False)"
     )
+    assert repr(nn.ConvTranspose1d(2, 4, 3, 2, 0, 1)) == (
+        "ConvTranspose1d(2, 4, kernel_size=(3,), stride=(2,), output_padding=(1,))"
+    )
+    assert repr(nn.ConvTranspose2d(2, 4, 3, 2, 1, 1, 2, False, 2)) == (
+        "ConvTranspose2d(2, 4, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1), dilation=(2, 2), "
+        "output_padding=(1, 1), groups=2, bias=False)"
+    )
     assert (
         repr(nn.Conv1d(2, 4, 3, padding="same"))
         == "Conv1d(2, 4, kernel_size=(3,), stride=(1,), padding='same')"
@@ -518,6 +525,7 @@ def test_linear_and_conv_start_uniform_within_one_over_root_fan_in():
         (nn.Conv2d(16, 40, 5), 400),
         (nn.Conv2d(16, 40, 5, groups=4), 100),
         (nn.Conv1d(16, 200, 5), 80),
+        (nn.ConvTranspose1d(40, 16, 5), 80),
         (nn.ConvTranspose2d(40, 16, 5), 400),
     ):
         bound = 1 / math.sqrt(fan)
@@ -613,6 +621,8 @@ def test_layers_call_their_ops():
     up = nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2)
     assert up.weight.shape == (4, 3, 3, 3) and up(images).shape == (2, 6, 18, 18)
     same(up(images), F.conv_transpose2d(images, up.weight, up.bias, 2, 1, 1, 2))
+    up = nn.ConvTranspose1d(4, 6, 3, 2, 1, 1, 2, False, 2)
+    same(up(images[:, :, 0]), F.conv_transpose1d(images[:, :, 0], up.weight, None, 2, 1, 1, 2, 2))
     same(nn.MaxPool2d(3, 2, padding=1)(images), F.max_pool2d(images, 3, 2, 1))
     same(nn.MaxPool2d(2, ceil_mode=True)(images), F.max_pool2d(images, 2, ceil_mode=True))
     same(nn.AvgPool2d(3, 2, 1, count_include_pad=False)(images), F.avg_pool2d(images, 3, 2, 1, False, False))

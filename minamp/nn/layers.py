@@ -84,9 +84,9 @@ class _Conv(Module):
         )
         if isinstance(self.padding, str) or any(self.padding):
             text += f", padding={self.padding!r}"
-        for name in ("output_padding", "dilation", "groups"):
-            value = getattr(self, name, 0)
-            if value not in (1, (1,), (1, 1), 0, (0, 0)):
+        for name, idle in (("dilation", 1), ("output_padding", 0), ("groups", 1)):
+            value = getattr(self, name, idle)
+            if set(_tuple(value, 1)) != {idle}:
                 text += f", {name}={value}"
         return text + ("" if self.bias is not None else ", bias=False")
 
@@ -134,8 +134,8 @@ class Conv2d(_ConvNd):
         return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
-class ConvTranspose2d(_Conv):
-    """Transposed 2-D convolution of x (N, in, H, W). weight (in, out / groups, *kernel_size), bias (out,)."""
+class _ConvTransposeNd(_Conv):
+    dims = 0
 
     def __init__(
         self,
@@ -152,19 +152,15 @@ class ConvTranspose2d(_Conv):
         device=None,
         dtype=None,
     ):
-        _check_groups("ConvTranspose2d", in_channels, out_channels, groups)
-        kernel, stride, padding = _tuple(kernel_size, 2), _tuple(stride, 2), _tuple(padding, 2)
+        _check_groups(type(self).__name__, in_channels, out_channels, groups)
+        kernel, stride, padding = (_tuple(v, self.dims) for v in (kernel_size, stride, padding))
         shape = (in_channels, out_channels // groups, *kernel)
         super().__init__(shape, in_channels, out_channels, kernel, stride, padding, bias, device, dtype)
-        self.output_padding, self.groups, self.dilation = (
-            _tuple(output_padding, 2),
-            groups,
-            _tuple(dilation, 2),
-        )
+        self.output_padding, self.dilation = _tuple(output_padding, self.dims), _tuple(dilation, self.dims)
+        self.groups = groups
 
-    def forward(self, x):
-        return F.conv_transpose2d(
-            x,
+    def _settings(self):
+        return (
             self.weight,
             self.bias,
             self.stride,
@@ -173,6 +169,24 @@ class ConvTranspose2d(_Conv):
             self.groups,
             self.dilation,
         )
+
+
+class ConvTranspose1d(_ConvTransposeNd):
+    """Transposed 1-D convolution of x (N, in, L). weight (in, out / groups, *kernel_size), bias (out,)."""
+
+    dims = 1
+
+    def forward(self, x):
+        return F.conv_transpose1d(x, *self._settings())
+
+
+class ConvTranspose2d(_ConvTransposeNd):
+    """Transposed 2-D convolution of x (N, in, H, W). weight (in, out / groups, *kernel_size), bias (out,)."""
+
+    dims = 2
+
+    def forward(self, x):
+        return F.conv_transpose2d(x, *self._settings())
 
 
 class Embedding(Module):

@@ -227,6 +227,32 @@ class conv1d:
         return m.sum(m.reshape(g, images_shape(g.shape, 1)), (0, 2, 3))
 
 
+def _transposed(name, dims, input, weight, bias, stride, padding, output_padding, groups, dilation):
+    """What both transposed convolutions check: ((input, weight, bias), attributes in pairs, among them the output's size)."""
+    check_images(name, input, dims)
+    _check_weight(name, input, weight, bias, groups, dims, transposed=True)
+    stride, dilation = pair(name, "stride", stride, 1, dims), pair(name, "dilation", dilation, 1, dims)
+    padding = pair(name, "padding", padding, 0, dims)
+    extra = pair(name, "output_padding", output_padding, 0, dims)
+    if any(e >= max(s, d) for e, s, d in zip(extra, stride, dilation, strict=True)):
+        raise RuntimeError(
+            f"{name}: output_padding {extra[-dims:]} must be smaller than stride {stride[-dims:]} or dilation {dilation[-dims:]}"
+        )
+    span = reach(dilation, (1,) * (2 - dims) + weight.shape[2:])
+    size = tuple(
+        (n - 1) * s - 2 * p + r + e
+        for n, s, p, r, e in zip(
+            (1,) * (2 - dims) + input.shape[-dims:], stride, padding, span, extra, strict=True
+        )
+    )
+    if min(size) < 1:
+        raise RuntimeError(
+            f"{name}: the output of input {input.shape} and weight {weight.shape} would have size {size[-dims:]}"
+        )
+    attrs = {"size": size, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    return (input, weight, bias), attrs
+
+
 @op(policy=LOWER_PRECISION, stored=True)
 class conv_transpose2d:
     """The gradient of conv2d as a layer: input (N, C, H, W) or (C, H, W), weight (C, O / groups, KH, KW), bias (O,), as torch's.
@@ -235,26 +261,8 @@ class conv_transpose2d:
     """
 
     def call(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
-        name = "conv_transpose2d"
-        check_images(name, input, 2)
-        _check_weight(name, input, weight, bias, groups, 2, transposed=True)
-        stride, dilation = pair(name, "stride", stride, 1), pair(name, "dilation", dilation, 1)
-        padding, extra = pair(name, "padding", padding, 0), pair(name, "output_padding", output_padding, 0)
-        if any(e >= max(s, d) for e, s, d in zip(extra, stride, dilation, strict=True)):
-            raise RuntimeError(
-                f"{name}: output_padding {extra} must be smaller than stride {stride} or dilation {dilation}"
-            )
-        span = reach(dilation, weight.shape[2:])
-        size = tuple(
-            (n - 1) * s - 2 * p + r + e
-            for n, s, p, r, e in zip(input.shape[-2:], stride, padding, span, extra, strict=True)
-        )
-        if min(size) < 1:
-            raise RuntimeError(
-                f"{name}: the output of input {input.shape} and weight {weight.shape} would have size {size}"
-            )
-        attrs = {"size": size, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-        return (input, weight, bias), attrs
+        rest = stride, padding, output_padding, groups, dilation
+        return _transposed("conv_transpose2d", 2, input, weight, bias, *rest)
 
     def forward(m, input, weight, bias, *, size, stride, padding, dilation, groups):
         x = images(m, input, 2)
@@ -272,3 +280,29 @@ class conv_transpose2d:
 
     def vjp_bias(m, g):
         return m.sum(images(m, g, 2), (0, 2, 3))
+
+
+@op(policy=LOWER_PRECISION, stored=True)
+class conv_transpose1d:
+    """conv_transpose2d along one dimension: input (N, C, L) or (C, L), weight (C, O / groups, K), bias (O,)."""
+
+    def call(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
+        rest = stride, padding, output_padding, groups, dilation
+        return _transposed("conv_transpose1d", 1, input, weight, bias, *rest)
+
+    def forward(m, input, weight, bias, *, size, stride, padding, dilation, groups):
+        x, w = images(m, input, 1), images(m, weight, 1)
+        shape = (x.shape[0], w.shape[1] * groups, *size)
+        y = m.conv2d_transposed(x, w, bias, shape, stride, padding, dilation, groups)
+        return like_input(m, y, input.shape, 1)
+
+    def vjp_input(m, g, weight, input_shape, stride, padding, dilation, groups):
+        gx = m.conv2d(images(m, g, 1), images(m, weight, 1), None, stride, padding, dilation, groups)
+        return m.reshape(_cropped(m, gx, images_shape(input_shape, 1)), input_shape)
+
+    def vjp_weight(m, g, input, weight_shape, stride, padding, dilation, groups):
+        g, x, shape = images(m, g, 1), images(m, input, 1), images_shape(weight_shape, 1)
+        return m.reshape(m.conv2d_weight_grad(x, g, shape, stride, padding, dilation, groups), weight_shape)
+
+    def vjp_bias(m, g):
+        return m.sum(images(m, g, 1), (0, 2, 3))

@@ -167,6 +167,10 @@ add("conv_transpose2d", "A1x2x3x3", "A2x2x2x2", "A2")(lambda k, f, x, w, b: f(x,
 add("conv_transpose2d", "A1x2x3x3", "A2x2x3x3", variant="stride, padding")(
     lambda k, f, x, w: f(x, w, None, stride=2, padding=1, output_padding=1)
 )
+add("conv_transpose1d", "A1x2x3", "A2x2x2", "A2")(lambda k, f, x, w, b: f(x, w, b))
+add("conv_transpose1d", "A1x2x3", "A2x1x3", variant="stride, padding, groups")(
+    lambda k, f, x, w: f(x, w, None, stride=2, padding=1, output_padding=1, groups=2)
+)
 add("max_pool2d", "A1x2x4x4", half=EXACT)(lambda k, f, x: f(x, 2))
 add("max_pool2d", "A1x2x5x4", variant="stride, padding", half=EXACT)(
     lambda k, f, x: f(x, 3, stride=2, padding=1)
