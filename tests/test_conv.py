@@ -12,7 +12,7 @@ from minamp.formats import bfloat16, cast, float16, float32, widen
 from minamp.methods import OPS
 from minamp.tensor import Tensor
 
-conv2d, conv1d = OPS["conv2d"], OPS["conv1d"]
+conv2d, conv1d, conv3d = OPS["conv2d"], OPS["conv1d"], OPS["conv3d"]
 conv_transpose2d, conv_transpose1d = OPS["conv_transpose2d"], OPS["conv_transpose1d"]
 max_pool2d, avg_pool2d = OPS["max_pool2d"], OPS["avg_pool2d"]
 adaptive_avg_pool2d = OPS["adaptive_avg_pool2d"]
@@ -182,6 +182,28 @@ def test_conv_transpose2d_scatters_every_input():
     np.testing.assert_array_equal(y.numpy(), full[:, :, 1:-1] + b[:, None, None])
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("padding", [0, 1, 3])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_conv3d_sums_over_the_depth_of_its_kernel(stride, padding, dilation, groups):
+    x, w, b = integers(2, 4, 5, 4, 4), integers(6, 4 // groups, 2, 3, 2, seed=1), integers(6, seed=2)
+    settings = ((stride, 1, 2), (padding, 1, 0), (dilation, 1, 2), groups)
+    y = conv3d(*(Tensor(a.astype(np.float32)) for a in (x, w, b)), *settings).numpy()
+    deep = np.pad(x, ((0, 0), (0, 0), (padding, padding), (0, 0), (0, 0)))
+    assert y.shape[2] == (deep.shape[2] - dilation - 1) // stride + 1
+    for out in range(y.shape[2]):
+        expected = sum(
+            reference(
+                deep[:, :, out * stride + k * dilation], w[:, :, k], None, (1, 2), (1, 0), (1, 2), groups
+            )
+            for k in range(2)
+        )
+        np.testing.assert_array_equal(y[:, :, out], expected + b[:, None, None])
+    alone = conv3d(*(Tensor(a.astype(np.float32)) for a in (x[0], w, b)), *settings)
+    np.testing.assert_array_equal(alone.numpy(), y[0])
+
+
 def test_conv_transpose1d_is_conv_transpose2d_on_one_row():
     x, w, b = (Tensor(integers(*s).astype(np.float32)) for s in ((2, 4, 5), (4, 3, 2), (6,)))
     y = conv_transpose1d(x, w, b, stride=3, padding=1, output_padding=2, groups=2, dilation=2)
@@ -202,6 +224,10 @@ def test_gradients_of_convolutions():
     check_grads(lambda x, w: conv2d(x, w, padding="same"), normal(3, 5, 4), normal(2, 3, 2, 3))
     check_grads(lambda x, w, b: conv1d(x, w, b, 2, 1, 2, 2), normal(2, 4, 7), normal(2, 2, 3), normal(2))
     check_grads(lambda x, w: conv1d(x, w), normal(4, 7), normal(2, 4, 3))
+    settings = dict(stride=(2, 1, 2), padding=(1, 0, 1), dilation=(1, 2, 1), groups=2)
+    deep, cube = normal(2, 2, 3, 4, 3), normal(2, 1, 2, 2, 2)
+    check_grads(lambda x, w, b: conv3d(x, w, b, **settings), deep, cube, normal(2))
+    check_grads(lambda x, w: conv3d(x, w, padding="same", groups=2), deep[0], cube)
     transposed = dict(stride=(2, 3), padding=1, output_padding=(1, 0), groups=2, dilation=(1, 2))
     check_grads(
         lambda x, w, b: conv_transpose2d(x, w, b, **transposed),
@@ -265,6 +291,21 @@ def test_half_is_the_float64_result_rounded_once(dtype):
     assert y.dtype == dtype
     expected = reference(x, w, b, (1, 1), (1, 1), (1, 1), 1)
     np.testing.assert_array_equal(widen(y.numpy()), widen(cast(expected, dtype)))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_conv3d_rounds_sums_over_the_depth_once(dtype):
+    # integers up to 8, so that float32 is exact: also where a gradient is the sum of what three depths give
+    x, w = integers(2, 2, 5, 4, 4, top=8), integers(3, 2, 3, 2, 2, seed=1, top=8)
+    results = []
+    for kind in (dtype, np.float64):
+        xs = [Tensor(a).to(kind).requires_grad_() for a in (x, w)]
+        y = conv3d(*xs, padding=(1, 0, 1))
+        g = Tensor(integers(*y.shape, seed=2, top=8)).to(kind)
+        results.append((y.detach(), *minamp.autograd.grad(y, xs, g)))
+    for half, exact in zip(*results, strict=True):
+        assert half.dtype == dtype
+        np.testing.assert_array_equal(widen(half.numpy()), widen(cast(exact.numpy(), dtype)))
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -472,6 +513,18 @@ def ones(*shape):
         (
             lambda: conv1d(ones(1, 1, 2), ones(1, 1, 3)),
             r"conv1d: kernel \(3,\) is larger than the padded input \(2,\)",
+        ),
+        (
+            lambda: conv3d(ones(1, 3, 5, 5), ones(4, 3, 3, 3, 3)),
+            r"conv3d: input \(1, 3, 5, 5\) has 1 channels, weight .* takes 3",
+        ),
+        (
+            lambda: conv3d(ones(5, 5, 5), ones(4, 1, 3, 3, 3)),
+            r"conv3d: input must be \(N, C, D, H, W\) or \(C, D, H, W\), got shape \(5, 5, 5\)",
+        ),
+        (
+            lambda: conv3d(ones(1, 1, 2, 5, 5), ones(1, 1, 3, 3, 3)),
+            r"conv3d: kernel \(3, 3, 3\) is larger than the padded input \(2, 5, 5\)",
         ),
         (
             lambda: conv2d(ones(1, 1, 0, 5), ones(1, 1, 3, 3), padding=3),

@@ -236,6 +236,7 @@ ORIGINAL, STATS = test_policy.x, test_policy.stats
 NOT_BIT_FOR_BIT = {
     "conv2d",
     "conv1d",
+    "conv3d",
     "conv_transpose1d",
     "conv_transpose2d",
     "avg_pool2d",

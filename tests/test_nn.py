@@ -525,6 +525,7 @@ def test_linear_and_conv_start_uniform_within_one_over_root_fan_in():
         (nn.Conv2d(16, 40, 5), 400),
         (nn.Conv2d(16, 40, 5, groups=4), 100),
         (nn.Conv1d(16, 200, 5), 80),
+        (nn.Conv3d(16, 20, (5, 2, 3), groups=2), 240),
         (nn.ConvTranspose1d(40, 16, 5), 80),
         (nn.ConvTranspose2d(40, 16, 5), 400),
     ):
@@ -618,6 +619,9 @@ def test_layers_call_their_ops():
     same(conv(images), F.conv2d(images, conv.weight, conv.bias, (2, 2), (1, 0), (1, 2), 2))
     line = nn.Conv1d(4, 6, 3, padding=1, bias=False)
     same(line(images[:, :, 0]), F.conv1d(images[:, :, 0], line.weight, None, 1, 1))
+    deep, solid = minamp.randn(2, 4, 5, 4, 4), nn.Conv3d(4, 6, (3, 2, 1), (2, 1, 1), 1, groups=2)
+    assert solid.weight.shape == (6, 2, 3, 2, 1)
+    same(solid(deep), F.conv3d(deep, solid.weight, solid.bias, (2, 1, 1), 1, 1, 2))
     up = nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2)
     assert up.weight.shape == (4, 3, 3, 3) and up(images).shape == (2, 6, 18, 18)
     same(up(images), F.conv_transpose2d(images, up.weight, up.bias, 2, 1, 1, 2))

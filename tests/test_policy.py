@@ -24,7 +24,7 @@ from minamp.tensor import Tensor
 # The CUDA lists of PyTorch, as far as minamp has the ops. Everything that is not here must be NOT_LISTED.
 LISTED = {
     LOWER_PRECISION: "matmul mm bmm mv addmm baddbmm addmv einsum linear scaled_dot_product_attention "
-    "conv1d conv2d conv_transpose1d conv_transpose2d prelu",
+    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d prelu",
     FP32: "exp log log2 log10 log1p expm1 pow square reciprocal rsqrt softplus layer_norm rms_norm group_norm nll_loss kl_div "
     "l1_loss smooth_l1_loss huber_loss mse_loss binary_cross_entropy_with_logits logsumexp "
     "cosine_similarity upsample_nearest2d upsample_bilinear2d",
@@ -140,6 +140,7 @@ EXAMPLES = {
     **each("masked_scale", lambda f, d: f(x(d), x(d) > 0.5, 2.0)),
     **each("conv2d", lambda f, d: f(x(d, *IMAGE), x(d, 3, 2, 2, 2), x(d, 3))),
     **each("conv1d", lambda f, d: f(x(d, 1, 2, 5), x(d, 3, 2, 2), x(d, 3))),
+    **each("conv3d", lambda f, d: f(x(d, 1, 2, 3, 4, 3), x(d, 3, 2, 2, 2, 2), x(d, 3))),
     **each("conv_transpose1d", lambda f, d: f(x(d, 1, 2, 5), x(d, 2, 3, 2), x(d, 3))),
     **each("conv_transpose2d", lambda f, d: f(x(d, *IMAGE), x(d, 2, 3, 2, 2), x(d, 3))),
     **each("max_pool2d avg_pool2d adaptive_avg_pool2d", lambda f, d: f(x(d, *IMAGE), 2)),

@@ -3,7 +3,16 @@
 from minamp.nn import functional, init, utils
 from minamp.nn.attention import MultiheadAttention
 from minamp.nn.containers import ModuleDict, ModuleList, ParameterList, Sequential
-from minamp.nn.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Embedding, Linear, PReLU
+from minamp.nn.layers import (
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    Embedding,
+    Linear,
+    PReLU,
+)
 from minamp.nn.losses import (
     BCELoss,
     BCEWithLogitsLoss,
@@ -47,6 +56,7 @@ __all__ = [
     "BatchNorm2d",
     "Conv1d",
     "Conv2d",
+    "Conv3d",
     "ConvTranspose1d",
     "ConvTranspose2d",
     "CrossEntropyLoss",

@@ -14,7 +14,7 @@ from minamp.ops.activations import (
 )
 from minamp.ops.arrange import pad
 from minamp.ops.attention import scaled_dot_product_attention
-from minamp.ops.conv import conv1d, conv2d, conv_transpose1d, conv_transpose2d
+from minamp.ops.conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d
 from minamp.ops.cross_entropy import (
     binary_cross_entropy,
     binary_cross_entropy_with_logits,
@@ -38,6 +38,7 @@ __all__ = [
     "binary_cross_entropy_with_logits",
     "conv1d",
     "conv2d",
+    "conv3d",
     "conv_transpose1d",
     "conv_transpose2d",
     "cosine_similarity",

@@ -134,6 +134,15 @@ class Conv2d(_ConvNd):
         return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
+class Conv3d(_ConvNd):
+    """3-D convolution of x (N, in, D, H, W). weight (out, in / groups, *kernel_size), bias (out,)."""
+
+    dims = 3
+
+    def forward(self, x):
+        return F.conv3d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
 class _ConvTransposeNd(_Conv):
     dims = 0
 

@@ -167,6 +167,10 @@ add("conv_transpose2d", "A1x2x3x3", "A2x2x2x2", "A2")(lambda k, f, x, w, b: f(x,
 add("conv_transpose2d", "A1x2x3x3", "A2x2x3x3", variant="stride, padding")(
     lambda k, f, x, w: f(x, w, None, stride=2, padding=1, output_padding=1)
 )
+add("conv3d", "A2x2x3x3x2", "A2x2x2x2x2", "A2")(lambda k, f, x, w, b: f(x, w, b))
+add("conv3d", "A1x2x4x3x3", "A2x1x3x2x2", variant="stride, padding, dilation, groups")(
+    lambda k, f, x, w: f(x, w, None, (2, 1, 2), (2, 1, 0), (2, 1, 1), 2)
+)
 add("conv_transpose1d", "A1x2x3", "A2x2x2", "A2")(lambda k, f, x, w, b: f(x, w, b))
 add("conv_transpose1d", "A1x2x3", "A2x1x3", variant="stride, padding, groups")(
     lambda k, f, x, w: f(x, w, None, stride=2, padding=1, output_padding=1, groups=2)
