@@ -27,7 +27,7 @@ LISTED = {
     "conv1d conv2d conv3d conv_transpose1d conv_transpose2d prelu",
     FP32: "exp log log2 log10 log1p expm1 pow square reciprocal rsqrt softplus layer_norm rms_norm group_norm nll_loss kl_div "
     "l1_loss smooth_l1_loss huber_loss mse_loss binary_cross_entropy_with_logits logsumexp "
-    "cosine_similarity upsample_nearest2d upsample_bilinear2d",
+    "cosine_similarity upsample_nearest1d upsample_nearest2d upsample_linear1d upsample_bilinear2d upsample_bicubic2d",
     FP32_SET_OPT_DTYPE: "softmax log_softmax sum cumsum cumprod prod vector_norm",
     FP32_APPEND_DTYPE: "norm",
     PROMOTE: "dot vdot addcmul addcdiv index_put scatter_add",
@@ -136,7 +136,9 @@ EXAMPLES = {
     **each("logsumexp", lambda f, d: f(x(d), 1)),
     **each("var_mean std_mean", lambda f, d: f(x(d))[0]),
     **each("interpolate upsample_nearest2d", lambda f, d: f(x(d, *IMAGE), (3, 5))),
-    **each("upsample_bilinear2d", lambda f, d: f(x(d, *IMAGE), (3, 5), False)),
+    **each("upsample_bilinear2d upsample_bicubic2d", lambda f, d: f(x(d, *IMAGE), (3, 5), False)),
+    **each("upsample_nearest1d", lambda f, d: f(x(d, 1, 2, 4), (3,))),
+    **each("upsample_linear1d", lambda f, d: f(x(d, 1, 2, 4), (3,), True)),
     **each("masked_scale", lambda f, d: f(x(d), x(d) > 0.5, 2.0)),
     **each("conv2d", lambda f, d: f(x(d, *IMAGE), x(d, 3, 2, 2, 2), x(d, 3))),
     **each("conv1d", lambda f, d: f(x(d, 1, 2, 5), x(d, 3, 2, 2), x(d, 3))),

@@ -132,7 +132,7 @@ class LogSigmoid(Module):
 
 
 class Upsample(Module):
-    """x (N, C, H, W) enlarged to `size` or by `scale_factor`; mode 'nearest' or 'bilinear'."""
+    """x resized to `size` or by `scale_factor`; modes and shapes as F.interpolate."""
 
     def __init__(self, size=None, scale_factor=None, mode="nearest", align_corners=None):
         super().__init__()

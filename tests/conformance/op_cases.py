@@ -325,6 +325,15 @@ add("interpolate", "A1x2x3x4", variant="bilinear")(lambda k, f, x: f(x, size=(5,
 add("interpolate", "A1x2x3x2", variant="bilinear, corners")(
     lambda k, f, x: f(x, size=(4, 5), mode="bilinear", align_corners=True)
 )
+add("interpolate", "A1x2x3", variant="of a line")(lambda k, f, x: f(x, scale_factor=1.7))
+add("interpolate", "A1x2x3", variant="linear")(lambda k, f, x: f(x, size=5, mode="linear"))
+add("interpolate", "A1x2x4", variant="linear, corners")(
+    lambda k, f, x: f(x, scale_factor=(0.8,), mode="linear", align_corners=True)
+)
+add("interpolate", "A1x2x3x4", variant="bicubic")(lambda k, f, x: f(x, scale_factor=1.7, mode="bicubic"))
+add("interpolate", "A1x2x3x2", variant="bicubic, corners")(
+    lambda k, f, x: f(x, size=(4, 5), mode="bicubic", align_corners=True)
+)
 add("gather", "A3x4", half=ULP)(lambda k, f, x: f(x, 1, k.ints([[0, 0], [3, 1], [2, 2]])))
 add("embedding", "A4x3", half=ULP)(lambda k, f, w: f(k.ints([1, 3, 1]), w))
 add("dropout", "A3x4", check="dtypes")(lambda k, f, x: f(x, 0.5, True))
@@ -338,7 +347,8 @@ INTERNAL = (
     "index_grad index_clear gather_grad scatter_clear masked_scale constant_pad_nd recurrence sum_to widen to_device "
     "matmul_wide scaled scaled_matmul trunc_divide "
     "conv2d_input_grad conv2d_weight_grad max_pool2d_position max_pool2d_scatter max_pool2d_gather window_mean "
-    "window_mean_grad upsample2d upsample2d_grad upsample_nearest2d upsample_bilinear2d equal allclose"
+    "window_mean_grad upsample2d upsample2d_grad upsample_nearest1d upsample_nearest2d upsample_linear1d "
+    "upsample_bilinear2d upsample_bicubic2d equal allclose"
 ).split()
 # The teaching material of ops/naive.py.
 NAIVE = "naive_half_sum naive_half_softmax naive_half_cross_entropy naive_half_layer_norm".split()
