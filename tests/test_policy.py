@@ -30,7 +30,7 @@ LISTED = {
     "cosine_similarity upsample_nearest1d upsample_nearest2d upsample_linear1d upsample_bilinear2d upsample_bicubic2d",
     FP32_SET_OPT_DTYPE: "softmax log_softmax sum cumsum cumprod prod vector_norm",
     FP32_APPEND_DTYPE: "norm",
-    PROMOTE: "dot vdot addcmul addcdiv index_put scatter_add",
+    PROMOTE: "dot vdot addcmul addcdiv index_put scatter_add grid_sampler",
     BANNED: "binary_cross_entropy",
 }
 EXPECTED = {name: policy for policy, names in LISTED.items() for name in names.split()}
@@ -139,6 +139,9 @@ EXAMPLES = {
     **each("upsample_bilinear2d upsample_bicubic2d", lambda f, d: f(x(d, *IMAGE), (3, 5), False)),
     **each("upsample_nearest1d", lambda f, d: f(x(d, 1, 2, 4), (3,))),
     **each("upsample_linear1d", lambda f, d: f(x(d, 1, 2, 4), (3,), True)),
+    **each("grid_sample", lambda f, d: f(x(d, *IMAGE), x(d, 1, 2, 3, 2), align_corners=False)),
+    **each("grid_sampler", lambda f, d: f(x(d, *IMAGE), x(d, 1, 2, 3, 2), 1, 1, True)),
+    **each("affine_grid", lambda f, d: f(x(d, 2, 2, 3), (2, 1, 3, 4), False)),
     **each("masked_scale", lambda f, d: f(x(d), x(d) > 0.5, 2.0)),
     **each("conv2d", lambda f, d: f(x(d, *IMAGE), x(d, 3, 2, 2, 2), x(d, 3))),
     **each("conv1d", lambda f, d: f(x(d, 1, 2, 5), x(d, 3, 2, 2), x(d, 3))),
@@ -168,7 +171,7 @@ RESULT = (
     }
     | {n: INT for n in ("argmax", "argmin", "argsort", "nonzero", "one_hot")}
 )
-COMPOSITE = {"cross_entropy": FP32, "normalize": FP32, "interpolate": FP32}
+COMPOSITE = {"cross_entropy": FP32, "normalize": FP32, "interpolate": FP32, "grid_sample": PROMOTE}
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -191,10 +194,14 @@ def test_internal_ops_are_not_listed(name):
     assert OPS[name].policy == NOT_LISTED
 
 
+def policy_of(name):
+    return EXPECTED.get(name, COMPOSITE.get(name, NOT_LISTED))
+
+
 def expected_dtype(name, given, region):
     if name in RESULT:
         return RESULT[name]
-    policy = EXPECTED.get(name, COMPOSITE.get(name, NOT_LISTED))
+    policy = policy_of(name)
     if region is None or policy in (NOT_LISTED, PROMOTE) or given == float64:
         return given
     return region if policy == LOWER_PRECISION else float32
@@ -214,9 +221,9 @@ def test_result_dtypes(name, given, region):
             ):
                 EXAMPLES[name](given)
             return
-        if EXPECTED.get(name) == PROMOTE and region is not None and given not in (float32, float64, region):
+        if policy_of(name) == PROMOTE and region is not None and given not in (float32, float64, region):
             with pytest.raises(
-                RuntimeError, match=f"{name}: {given} in a {region} autocast region can't be promoted"
+                RuntimeError, match=f"{name}r?: {given} in a {region} autocast region can't be promoted"
             ):
                 EXAMPLES[name](given)
             return

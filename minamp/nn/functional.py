@@ -21,6 +21,7 @@ from minamp.ops.cross_entropy import (
     cross_entropy,
     nll_loss,
 )
+from minamp.ops.grid import affine_grid, grid_sample
 from minamp.ops.indexing import embedding, one_hot
 from minamp.ops.loss import huber_loss, kl_div, l1_loss, mse_loss, smooth_l1_loss
 from minamp.ops.matmul import linear
@@ -32,6 +33,7 @@ from minamp.ops.upsample import interpolate
 
 __all__ = [
     "adaptive_avg_pool2d",
+    "affine_grid",
     "avg_pool2d",
     "batch_norm",
     "binary_cross_entropy",
@@ -47,6 +49,7 @@ __all__ = [
     "elu",
     "embedding",
     "gelu",
+    "grid_sample",
     "group_norm",
     "huber_loss",
     "interpolate",

@@ -334,6 +334,15 @@ add("interpolate", "A1x2x3x4", variant="bicubic")(lambda k, f, x: f(x, scale_fac
 add("interpolate", "A1x2x3x2", variant="bicubic, corners")(
     lambda k, f, x: f(x, size=(4, 5), mode="bicubic", align_corners=True)
 )
+for modes in (("bilinear", "zeros"), ("bilinear", "border"), ("nearest", "zeros"), ("nearest", "border")):
+    add("grid_sample", "A2x2x4x3", "A2x2x3x2", variant=", ".join(modes))(
+        lambda k, f, x, g, modes=modes: f(x, g, *modes, align_corners=modes[1] == "zeros")
+    )
+add("grid_sampler", "A1x2x3x3", "A1x2x2x2")(lambda k, f, x, g: f(x, g, 0, 0, False))
+add("affine_grid", "A2x2x3", half=MANY)(lambda k, f, x: f(x, (2, 1, 3, 4), align_corners=False))
+add("affine_grid", "A2x2x3", variant="corners", half=MANY)(
+    lambda k, f, x: f(x, (2, 1, 4, 3), align_corners=True)
+)
 add("gather", "A3x4", half=ULP)(lambda k, f, x: f(x, 1, k.ints([[0, 0], [3, 1], [2, 2]])))
 add("embedding", "A4x3", half=ULP)(lambda k, f, w: f(k.ints([1, 3, 1]), w))
 add("dropout", "A3x4", check="dtypes")(lambda k, f, x: f(x, 0.5, True))
