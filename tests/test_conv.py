@@ -15,7 +15,10 @@ from minamp.tensor import Tensor
 conv2d, conv1d, conv3d = OPS["conv2d"], OPS["conv1d"], OPS["conv3d"]
 conv_transpose2d, conv_transpose1d = OPS["conv_transpose2d"], OPS["conv_transpose1d"]
 max_pool2d, avg_pool2d = OPS["max_pool2d"], OPS["avg_pool2d"]
-adaptive_avg_pool2d = OPS["adaptive_avg_pool2d"]
+max_pool1d, avg_pool1d = OPS["max_pool1d"], OPS["avg_pool1d"]
+adaptive_avg_pool2d, adaptive_max_pool2d = OPS["adaptive_avg_pool2d"], OPS["adaptive_max_pool2d"]
+adaptive_avg_pool1d = OPS["adaptive_avg_pool1d"]
+POOLS = [max_pool2d, avg_pool2d, adaptive_avg_pool2d, adaptive_max_pool2d]
 HALVES = [float16, bfloat16]
 
 
@@ -126,7 +129,7 @@ def test_an_empty_batch_works():
     assert y.shape == (0, 3, 5, 5)
     y.sum().backward()
     assert x.grad.shape == (0, 2, 5, 5) and not w.grad.numpy().any() and not b.grad.numpy().any()
-    for pooled_ in (max_pool2d(x, 2), avg_pool2d(x, 2), adaptive_avg_pool2d(x, 2)):
+    for pooled_ in (pool(x, 2) for pool in POOLS):
         assert pooled_.shape == (0, 2, 2, 2)
         pooled_.sum().backward()
 
@@ -155,7 +158,7 @@ def test_without_a_batch_dimension():
     np.testing.assert_array_equal(
         conv_transpose2d(x, back, b).numpy(), conv_transpose2d(one, back, b).numpy()[0]
     )
-    for pool in (max_pool2d, avg_pool2d, adaptive_avg_pool2d):
+    for pool in POOLS:
         np.testing.assert_array_equal(pool(x, 2).numpy(), pool(one, 2).numpy()[0])
 
 
@@ -269,6 +272,10 @@ def test_gradients_of_pools():
     check_grads(lambda x: avg_pool2d(x, 3, 2, 1, True, False), x)
     check_grads(lambda x: adaptive_avg_pool2d(x, (4, 3)), x)
     check_grads(lambda x: max_pool2d(x, 2), x[0])
+    check_grads(lambda x: max_pool1d(x, 3, 2, 1, 2, True), x[0])
+    check_grads(lambda x: avg_pool1d(x, 3, 2, 1, True, False), x[0])
+    check_grads(lambda x: adaptive_avg_pool1d(x, 4), x[0])
+    check_grads(lambda x: adaptive_max_pool2d(x, (4, 3)), x)
     kernel, stride, padding, dilation = (3, 2), (2, 1), (1, 1), (1, 1)
     at = OPS["max_pool2d_position"](
         Tensor(x), max_pool2d(Tensor(x), kernel, stride, 1), kernel, stride, padding, dilation
@@ -353,7 +360,7 @@ def test_autocast_casts_input_weight_and_bias():
         line = conv1d(Tensor(np.zeros((1, 1, 4), np.float32)), Tensor(np.ones((1, 1, 3), np.float32)))
         assert line.dtype == float16
         assert conv_transpose2d(x, Tensor(np.ones((1, 1, 2, 2), np.float32))).dtype == float16
-        for pool in (max_pool2d, avg_pool2d, adaptive_avg_pool2d):
+        for pool in POOLS:
             assert pool(x, 2).dtype == float32 and pool(x.half(), 2).dtype == float16
     y[:, 1:].sum().backward()
     assert w.grad.dtype == b.grad.dtype == float32 and b.grad.tolist() == [0.0, 4.0]
@@ -416,6 +423,41 @@ def test_adaptive_avg_pool2d_covers_the_image():
     np.testing.assert_allclose(
         adaptive_avg_pool2d(Tensor(x), 1).numpy()[..., 0, 0], x.mean((2, 3)), rtol=1e-15
     )
+
+
+@pytest.mark.parametrize("dtype", [float32, *HALVES])
+def test_pools_of_lines_are_those_of_one_row(dtype):
+    x = Tensor(cast(normal(2, 3, 9), dtype))
+    row = x[:, :, None]
+    for line, image in (
+        (max_pool1d(x, 3, 2, 1, 2, True), max_pool2d(row, (1, 3), (1, 2), (0, 1), (1, 2), True)),
+        (max_pool1d(x, (2,)), max_pool2d(row, (1, 2))),
+        (avg_pool1d(x, 3, 2, 1, True, False), avg_pool2d(row, (1, 3), (1, 2), (0, 1), True, False)),
+        (adaptive_avg_pool1d(x, 4), adaptive_avg_pool2d(row, (1, 4))),
+        (adaptive_avg_pool1d(x[0], (4,))[None], adaptive_avg_pool2d(row, (1, 4))[:1]),
+    ):
+        assert line.dtype == dtype and line.equal(image[:, :, 0])
+
+
+@pytest.mark.parametrize("dtype", [float32, *HALVES])
+def test_adaptive_max_pool2d_covers_the_image(dtype):
+    x = cast(normal(2, 3, 7, 5), dtype)
+    x[1, 2, 6, 0] = np.nan
+    y = adaptive_max_pool2d(Tensor(x), (3, None))
+    assert y.dtype == dtype and y.shape == (2, 3, 3, 5)
+    expected = np.stack([widen(x)[:, :, a:b].max(2) for a, b in ((0, 3), (2, 5), (4, 7))], 2)
+    np.testing.assert_array_equal(widen(y.numpy()), expected)
+
+
+def test_adaptive_max_pool2d_gives_its_gradient_to_the_first_maximum():
+    # the middle lies in all four windows, and the values beside it are as large
+    t = Tensor(np.array([[[0, 0, 0], [0, 1, 1], [0, 1, 1]]], np.float32), requires_grad=True)
+    adaptive_max_pool2d(t, 2).backward(Tensor(np.array([[[1, 2], [4, 8]]], np.float32)))
+    assert t.grad.tolist() == [[[0, 0, 0], [0, 15, 0], [0, 0, 0]]]
+    # 1 + 2**-11 twice: rounded once, after the sum of all
+    half = Tensor(t.detach().numpy()).half().requires_grad_()
+    adaptive_max_pool2d(half, 2).backward(Tensor(np.array([[[1, 2.0**-11], [2.0**-11, 0]]])).half())
+    assert half.grad[0, 1, 1].item() == 1 + 2.0**-10
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -585,6 +627,21 @@ def ones(*shape):
         ),
         (lambda: avg_pool2d(ones(1, 1, 5, 5), 0), r"avg_pool2d: kernel_size must be .* at least 1, got 0"),
         (lambda: avg_pool2d(ones(1, 1, 5, 5), 9), r"avg_pool2d: kernel \(9, 9\) is larger"),
+        (
+            lambda: max_pool1d(ones(5), 2),
+            r"max_pool1d: input must be \(N, C, L\) or \(C, L\), got shape \(5,\)",
+        ),
+        (
+            lambda: max_pool1d(ones(1, 5), 2, padding=2),
+            r"max_pool1d: padding \(2,\) must be at most half of kernel_size \(2,\)",
+        ),
+        (lambda: max_pool1d(ones(1, 5), (2, 2)), r"max_pool1d: kernel_size must be an int or 1 ints"),
+        (
+            lambda: avg_pool1d(ones(1, 5), 6),
+            r"avg_pool1d: kernel \(6,\) is larger than the padded input \(5,\)",
+        ),
+        (lambda: adaptive_avg_pool1d(ones(1, 5), (2, 3)), r"adaptive_avg_pool1d: output_size must be"),
+        (lambda: adaptive_max_pool2d(ones(5, 5), 2), r"adaptive_max_pool2d: input must be \(N, C, H, W\)"),
         (
             lambda: adaptive_avg_pool2d(ones(1, 1, 5, 5), (1, 2, 3)),
             r"adaptive_avg_pool2d: output_size must be",

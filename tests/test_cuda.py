@@ -241,6 +241,8 @@ NOT_BIT_FOR_BIT = {
     "conv_transpose2d",
     "avg_pool2d",
     "adaptive_avg_pool2d",
+    "avg_pool1d",
+    "adaptive_avg_pool1d",
     "grid_sample",
 }
 SKIPPED = {"to_device"}

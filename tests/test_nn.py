@@ -411,6 +411,8 @@ def test_repr():
     assert (
         repr(nn.MaxPool2d(2)) == "MaxPool2d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False)"
     )
+    assert repr(nn.AvgPool1d(2)) == "AvgPool1d(kernel_size=(2,), stride=(2,), padding=(0,))"
+    assert repr(nn.AdaptiveMaxPool2d((None, 3))) == "AdaptiveMaxPool2d(output_size=(None, 3))"
     assert repr(nn.LayerNorm(5)) == "LayerNorm((5,), eps=1e-05, elementwise_affine=True)"
 
 
@@ -631,6 +633,11 @@ def test_layers_call_their_ops():
     same(nn.MaxPool2d(2, ceil_mode=True)(images), F.max_pool2d(images, 2, ceil_mode=True))
     same(nn.AvgPool2d(3, 2, 1, count_include_pad=False)(images), F.avg_pool2d(images, 3, 2, 1, False, False))
     same(nn.AdaptiveAvgPool2d((2, 1))(images), F.adaptive_avg_pool2d(images, (2, 1)))
+    same(nn.AdaptiveMaxPool2d((2, None))(images), F.adaptive_max_pool2d(images, (2, None)))
+    lines = images[:, :, 0]
+    same(nn.MaxPool1d(3, 2, 1, 2, ceil_mode=True)(lines), F.max_pool1d(lines, 3, 2, 1, 2, True))
+    same(nn.AvgPool1d(3, 2, 1, True, False)(lines), F.avg_pool1d(lines, 3, 2, 1, True, False))
+    same(nn.AdaptiveAvgPool1d(4)(lines), F.adaptive_avg_pool1d(lines, 4))
     norm = nn.LayerNorm((9, 9), eps=1e-3)
     same(norm(images), F.layer_norm(images, (9, 9), norm.weight, norm.bias, 1e-3))
     assert (

@@ -148,7 +148,8 @@ EXAMPLES = {
     **each("conv3d", lambda f, d: f(x(d, 1, 2, 3, 4, 3), x(d, 3, 2, 2, 2, 2), x(d, 3))),
     **each("conv_transpose1d", lambda f, d: f(x(d, 1, 2, 5), x(d, 2, 3, 2), x(d, 3))),
     **each("conv_transpose2d", lambda f, d: f(x(d, *IMAGE), x(d, 2, 3, 2, 2), x(d, 3))),
-    **each("max_pool2d avg_pool2d adaptive_avg_pool2d", lambda f, d: f(x(d, *IMAGE), 2)),
+    **each("max_pool1d avg_pool1d adaptive_avg_pool1d", lambda f, d: f(x(d, 1, 2, 5), 2)),
+    **each("max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d", lambda f, d: f(x(d, *IMAGE), 2)),
 }
 # Ops that only gradients call, with attributes of their own; they are never autocast (checked below) and tested with the ops
 # they belong to.

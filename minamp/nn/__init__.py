@@ -29,7 +29,10 @@ from minamp.nn.normalization import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNo
 from minamp.nn.stateless import (
     ELU,
     GELU,
+    AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
+    AdaptiveMaxPool2d,
+    AvgPool1d,
     AvgPool2d,
     Dropout,
     Flatten,
@@ -37,6 +40,7 @@ from minamp.nn.stateless import (
     LeakyReLU,
     LogSigmoid,
     LogSoftmax,
+    MaxPool1d,
     MaxPool2d,
     ReLU,
     Sigmoid,
@@ -48,7 +52,10 @@ from minamp.nn.stateless import (
 )
 
 __all__ = [
+    "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
+    "AdaptiveMaxPool2d",
+    "AvgPool1d",
     "AvgPool2d",
     "BCELoss",
     "BCEWithLogitsLoss",
@@ -76,6 +83,7 @@ __all__ = [
     "LogSigmoid",
     "LogSoftmax",
     "MSELoss",
+    "MaxPool1d",
     "MaxPool2d",
     "Module",
     "ModuleDict",

@@ -27,13 +27,24 @@ from minamp.ops.loss import huber_loss, kl_div, l1_loss, mse_loss, smooth_l1_los
 from minamp.ops.matmul import linear
 from minamp.ops.norm import cosine_similarity, normalize
 from minamp.ops.normalize import batch_norm, group_norm, layer_norm, log_softmax, rms_norm, softmax
-from minamp.ops.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d
+from minamp.ops.pool import (
+    adaptive_avg_pool1d,
+    adaptive_avg_pool2d,
+    adaptive_max_pool2d,
+    avg_pool1d,
+    avg_pool2d,
+    max_pool1d,
+    max_pool2d,
+)
 from minamp.ops.shape import dropout
 from minamp.ops.upsample import interpolate
 
 __all__ = [
+    "adaptive_avg_pool1d",
     "adaptive_avg_pool2d",
+    "adaptive_max_pool2d",
     "affine_grid",
+    "avg_pool1d",
     "avg_pool2d",
     "batch_norm",
     "binary_cross_entropy",
@@ -60,6 +71,7 @@ __all__ = [
     "linear",
     "log_softmax",
     "logsigmoid",
+    "max_pool1d",
     "max_pool2d",
     "mse_loss",
     "nll_loss",

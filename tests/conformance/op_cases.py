@@ -185,6 +185,12 @@ add("avg_pool2d", "A1x2x5x4", variant="padding")(
     lambda k, f, x: f(x, 3, stride=2, padding=1, count_include_pad=False)
 )
 add("adaptive_avg_pool2d", "A1x2x5x4")(lambda k, f, x: f(x, (2, 3)))
+add("adaptive_max_pool2d", "A1x2x5x4")(lambda k, f, x: f(x, (2, 3)))
+add("adaptive_avg_pool1d", "A2x2x5")(lambda k, f, x: f(x, 3))
+add("max_pool1d", "A2x2x5", half=EXACT)(lambda k, f, x: f(x, 2))
+add("max_pool1d", "A1x2x6", variant="stride, padding, dilation, ceil")(lambda k, f, x: f(x, 2, 1, 1, 2, True))
+add("avg_pool1d", "A2x2x5")(lambda k, f, x: f(x, 2))
+add("avg_pool1d", "A1x2x6", variant="padding, ceil")(lambda k, f, x: f(x, 3, 2, 1, True, False))
 
 # ------------------------------------------------------------------------------------------------------------------ reductions
 
