@@ -260,7 +260,7 @@ def test_every_op_is_the_cpus(gpu, name, dtype, monkeypatch):
     cases = [(region, forward_and_back(name, dtype, "cpu", region, monkeypatch)) for region in (False,)]
     for region, (y, grads) in cases:
         there, back = forward_and_back(name, dtype, "cuda", region, monkeypatch)
-        if name != "dropout":  # drawn by another generator
+        if "dropout" not in name:  # drawn by another generator
             assert there.device == "cuda:0" and there.dtype == y.dtype
             close(name, there, y)
             for ours, theirs in zip(back, grads, strict=True):

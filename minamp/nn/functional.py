@@ -12,7 +12,7 @@ from minamp.ops.activations import (
     softplus,
     tanh,
 )
-from minamp.ops.arrange import pad
+from minamp.ops.arrange import pad, pixel_shuffle, pixel_unshuffle
 from minamp.ops.attention import scaled_dot_product_attention
 from minamp.ops.conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d
 from minamp.ops.cross_entropy import (
@@ -21,12 +21,21 @@ from minamp.ops.cross_entropy import (
     cross_entropy,
     nll_loss,
 )
+from minamp.ops.fold import fold, unfold
 from minamp.ops.grid import affine_grid, grid_sample
 from minamp.ops.indexing import embedding, one_hot
 from minamp.ops.loss import huber_loss, kl_div, l1_loss, mse_loss, smooth_l1_loss
 from minamp.ops.matmul import linear
 from minamp.ops.norm import cosine_similarity, normalize
-from minamp.ops.normalize import batch_norm, group_norm, layer_norm, log_softmax, rms_norm, softmax
+from minamp.ops.normalize import (
+    batch_norm,
+    group_norm,
+    instance_norm,
+    layer_norm,
+    log_softmax,
+    rms_norm,
+    softmax,
+)
 from minamp.ops.pool import (
     adaptive_avg_pool1d,
     adaptive_avg_pool2d,
@@ -36,7 +45,7 @@ from minamp.ops.pool import (
     max_pool1d,
     max_pool2d,
 )
-from minamp.ops.shape import dropout
+from minamp.ops.shape import dropout, dropout1d, dropout2d
 from minamp.ops.upsample import interpolate
 
 __all__ = [
@@ -57,12 +66,16 @@ __all__ = [
     "cosine_similarity",
     "cross_entropy",
     "dropout",
+    "dropout1d",
+    "dropout2d",
     "elu",
     "embedding",
+    "fold",
     "gelu",
     "grid_sample",
     "group_norm",
     "huber_loss",
+    "instance_norm",
     "interpolate",
     "kl_div",
     "l1_loss",
@@ -78,6 +91,8 @@ __all__ = [
     "normalize",
     "one_hot",
     "pad",
+    "pixel_shuffle",
+    "pixel_unshuffle",
     "prelu",
     "relu",
     "rms_norm",
@@ -88,4 +103,5 @@ __all__ = [
     "softmax",
     "softplus",
     "tanh",
+    "unfold",
 ]

@@ -12,6 +12,7 @@ from minamp.ops import (
     einsum,
     elementwise,
     exponential,
+    fold,
     grid,
     indexing,
     loss,

@@ -120,8 +120,9 @@ def affine_grid(theta, size, align_corners=None):
     h, w = size[2:]
     x, y = (_line(theta, n, corners) for n in (w, h))
     x, y = expand(x, (h, w)), expand(unsqueeze(y, 1), (h, w))
-    places = reshape(stack([x, y, x * 0.0 + 1.0], -1), (h * w, 3)).to(theta.dtype)
-    return reshape(matmul.plain(places, mT(theta)), (size[0], h, w, 2))  # plain: PyTorch casts nothing here
+    places = reshape(stack([x, y, x * 0.0 + 1.0], -1), (h * w, 3))
+    grid = matmul.plain(places, mT(theta.to(places.dtype)))  # plain: PyTorch casts nothing here
+    return reshape(grid, (size[0], h, w, 2)).to(theta.dtype)
 
 
 def _line(like, n, align_corners):

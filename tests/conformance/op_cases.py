@@ -239,6 +239,12 @@ add("batch_norm", "A3x2x2", "A2", "A2", variant="training")(
 add("batch_norm", "A3x2x2", "A2", "A2", variant="evaluation")(
     lambda k, f, x, w, b: f(x, k.halves([1, 2], w), k.halves([2, 3], w), w, b)
 )
+add("instance_norm", "A2x2x3", "A2", "A2")(
+    lambda k, f, x, w, b: f(x, k.halves([0, 0], w), k.halves([2, 2], w), w, b)
+)
+add("instance_norm", "A2x2x3", "A2", "A2", variant="evaluation")(
+    lambda k, f, x, w, b: f(x, k.halves([1, 2], w), k.halves([2, 3], w), w, b, False)
+)
 add("normalize", "A3x4")(lambda k, f, x: f(x, dim=1))
 
 # ---------------------------------------------------------------------------------------------------------------------- losses
@@ -292,6 +298,15 @@ add("logical_and logical_or logical_xor", "A2x3", "P2x3", check="dtypes")(lambda
 add("bitwise_not", "A2x3", check="dtypes")(lambda k, f, x: f(x > 0))
 add("repeat", "A2x3", half=EXACT)(lambda k, f, x: x.repeat(2, 1, 2))
 add("flatten", "A2x3x2", half=EXACT)(lambda k, f, x: f(x, 1))
+add("unflatten", "A2x6", half=EXACT)(lambda k, f, x: f(x, 1, (2, -1)))
+add("pixel_shuffle", "A2x4x2x3", half=EXACT)(lambda k, f, x: f(x, 2))
+add("pixel_unshuffle", "A2x1x4x2", half=EXACT)(lambda k, f, x: f(x, 2))
+add("unfold", "A2x2x4x3")(lambda k, f, x: f(x, 2))
+add("unfold", "A1x2x4x5", variant="dilation, padding, stride")(lambda k, f, x: f(x, (2, 3), 2, 1, (1, 2)))
+add("fold", "A2x8x6")(lambda k, f, x: f(x, (4, 3), 2))
+add("fold", "A1x6x9", variant="dilation, padding, stride")(
+    lambda k, f, x: f(x, (4, 5), (2, 3), (1, 2), 1, (2, 1))
+)
 add("squeeze", "A2x1x3", half=EXACT)(lambda k, f, x: f(x, 1))
 add("unsqueeze", "A2x3", half=EXACT)(lambda k, f, x: f(x, 1))
 add("t", "A2x3", half=EXACT)(lambda k, f, x: f(x))
@@ -325,6 +340,7 @@ add("unbind", "A3x4", half=EXACT)(lambda k, f, x: f(x, 1)[2])
 add("one_hot", "A3x4", check="dtypes")(lambda k, f, x: f(k.ints([1, 0, 2]), 3))
 add("pad", "A2x3x4", half=EXACT)(lambda k, f, x: f(x, (1, 2, 0, 1), value=0.5))
 add("pad", "A2x3x4", variant="reflect")(lambda k, f, x: f(x, (1, 2), mode="reflect"))
+add("pad", "A2x3x4", variant="replicate twice")(lambda k, f, x: f(x, (1, 2, 2, 1), mode="replicate"))
 add("pad", "A2x3x4", variant="replicate")(lambda k, f, x: f(x, (1, 2), mode="replicate"))
 add("interpolate", "A1x2x3x2")(lambda k, f, x: f(x, scale_factor=2))
 add("interpolate", "A1x2x3x4", variant="bilinear")(lambda k, f, x: f(x, size=(5, 2), mode="bilinear"))
@@ -345,12 +361,11 @@ for modes in (("bilinear", "zeros"), ("bilinear", "border"), ("nearest", "zeros"
         lambda k, f, x, g, modes=modes: f(x, g, *modes, align_corners=modes[1] == "zeros")
     )
 add("grid_sampler", "A1x2x3x3", "A1x2x2x2")(lambda k, f, x, g: f(x, g, 0, 0, False))
-add("affine_grid", "A2x2x3", half=MANY)(lambda k, f, x: f(x, (2, 1, 3, 4), align_corners=False))
-add("affine_grid", "A2x2x3", variant="corners", half=MANY)(
-    lambda k, f, x: f(x, (2, 1, 4, 3), align_corners=True)
-)
+add("affine_grid", "A2x2x3")(lambda k, f, x: f(x, (2, 1, 3, 4), align_corners=False))
+add("affine_grid", "A2x2x3", variant="corners")(lambda k, f, x: f(x, (2, 1, 4, 3), align_corners=True))
 add("gather", "A3x4", half=ULP)(lambda k, f, x: f(x, 1, k.ints([[0, 0], [3, 1], [2, 2]])))
 add("embedding", "A4x3", half=ULP)(lambda k, f, w: f(k.ints([1, 3, 1]), w))
+add("dropout1d dropout2d", "A2x3x4", check="dtypes")(lambda k, f, x: f(x, 0.5, True))
 add("dropout", "A3x4", check="dtypes")(lambda k, f, x: f(x, 0.5, True))
 add("dropout", "A3x4", variant="evaluation", half=EXACT)(lambda k, f, x: f(x, 0.5, False))
 
