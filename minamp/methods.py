@@ -193,7 +193,7 @@ class Methods:
     view, expand, squeeze, unsqueeze, t = (
         _method(n) for n in ("view", "expand", "squeeze", "unsqueeze", "t")
     )
-    repeat = _method("repeat")
+    repeat, unflatten = _method("repeat"), _method("unflatten")
 
 
 for _alias, _name in ALIASES.items():

@@ -12,9 +12,13 @@ from minamp.formats import bfloat16, cast, float16, float32, widen
 from minamp.methods import OPS
 from minamp.tensor import Tensor
 
-conv2d, conv1d, conv_transpose2d = OPS["conv2d"], OPS["conv1d"], OPS["conv_transpose2d"]
+conv2d, conv1d, conv3d = OPS["conv2d"], OPS["conv1d"], OPS["conv3d"]
+conv_transpose2d, conv_transpose1d = OPS["conv_transpose2d"], OPS["conv_transpose1d"]
 max_pool2d, avg_pool2d = OPS["max_pool2d"], OPS["avg_pool2d"]
-adaptive_avg_pool2d = OPS["adaptive_avg_pool2d"]
+max_pool1d, avg_pool1d = OPS["max_pool1d"], OPS["avg_pool1d"]
+adaptive_avg_pool2d, adaptive_max_pool2d = OPS["adaptive_avg_pool2d"], OPS["adaptive_max_pool2d"]
+adaptive_avg_pool1d = OPS["adaptive_avg_pool1d"]
+POOLS = [max_pool2d, avg_pool2d, adaptive_avg_pool2d, adaptive_max_pool2d]
 HALVES = [float16, bfloat16]
 
 
@@ -125,7 +129,7 @@ def test_an_empty_batch_works():
     assert y.shape == (0, 3, 5, 5)
     y.sum().backward()
     assert x.grad.shape == (0, 2, 5, 5) and not w.grad.numpy().any() and not b.grad.numpy().any()
-    for pooled_ in (max_pool2d(x, 2), avg_pool2d(x, 2), adaptive_avg_pool2d(x, 2)):
+    for pooled_ in (pool(x, 2) for pool in POOLS):
         assert pooled_.shape == (0, 2, 2, 2)
         pooled_.sum().backward()
 
@@ -154,7 +158,7 @@ def test_without_a_batch_dimension():
     np.testing.assert_array_equal(
         conv_transpose2d(x, back, b).numpy(), conv_transpose2d(one, back, b).numpy()[0]
     )
-    for pool in (max_pool2d, avg_pool2d, adaptive_avg_pool2d):
+    for pool in POOLS:
         np.testing.assert_array_equal(pool(x, 2).numpy(), pool(one, 2).numpy()[0])
 
 
@@ -181,6 +185,37 @@ def test_conv_transpose2d_scatters_every_input():
     np.testing.assert_array_equal(y.numpy(), full[:, :, 1:-1] + b[:, None, None])
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("padding", [0, 1, 3])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_conv3d_sums_over_the_depth_of_its_kernel(stride, padding, dilation, groups):
+    x, w, b = integers(2, 4, 5, 4, 4), integers(6, 4 // groups, 2, 3, 2, seed=1), integers(6, seed=2)
+    settings = ((stride, 1, 2), (padding, 1, 0), (dilation, 1, 2), groups)
+    y = conv3d(*(Tensor(a.astype(np.float32)) for a in (x, w, b)), *settings).numpy()
+    deep = np.pad(x, ((0, 0), (0, 0), (padding, padding), (0, 0), (0, 0)))
+    assert y.shape[2] == (deep.shape[2] - dilation - 1) // stride + 1
+    for out in range(y.shape[2]):
+        expected = sum(
+            reference(
+                deep[:, :, out * stride + k * dilation], w[:, :, k], None, (1, 2), (1, 0), (1, 2), groups
+            )
+            for k in range(2)
+        )
+        np.testing.assert_array_equal(y[:, :, out], expected + b[:, None, None])
+    alone = conv3d(*(Tensor(a.astype(np.float32)) for a in (x[0], w, b)), *settings)
+    np.testing.assert_array_equal(alone.numpy(), y[0])
+
+
+def test_conv_transpose1d_is_conv_transpose2d_on_one_row():
+    x, w, b = (Tensor(integers(*s).astype(np.float32)) for s in ((2, 4, 5), (4, 3, 2), (6,)))
+    y = conv_transpose1d(x, w, b, stride=3, padding=1, output_padding=2, groups=2, dilation=2)
+    row = conv_transpose2d(x[:, :, None], w[:, :, None], b, (1, 3), (0, 1), (0, 2), 2, (1, 2))
+    np.testing.assert_array_equal(y.numpy(), row.numpy()[:, :, 0])
+    alone = conv_transpose1d(x[0], w, b, stride=3, padding=1, output_padding=2, groups=2, dilation=2)
+    np.testing.assert_array_equal(alone.numpy(), y.numpy()[0])
+
+
 # ------------------------------------------------------------------------------------------------------------------- gradients
 
 
@@ -192,6 +227,10 @@ def test_gradients_of_convolutions():
     check_grads(lambda x, w: conv2d(x, w, padding="same"), normal(3, 5, 4), normal(2, 3, 2, 3))
     check_grads(lambda x, w, b: conv1d(x, w, b, 2, 1, 2, 2), normal(2, 4, 7), normal(2, 2, 3), normal(2))
     check_grads(lambda x, w: conv1d(x, w), normal(4, 7), normal(2, 4, 3))
+    settings = dict(stride=(2, 1, 2), padding=(1, 0, 1), dilation=(1, 2, 1), groups=2)
+    deep, cube = normal(2, 2, 3, 4, 3), normal(2, 1, 2, 2, 2)
+    check_grads(lambda x, w, b: conv3d(x, w, b, **settings), deep, cube, normal(2))
+    check_grads(lambda x, w: conv3d(x, w, padding="same", groups=2), deep[0], cube)
     transposed = dict(stride=(2, 3), padding=1, output_padding=(1, 0), groups=2, dilation=(1, 2))
     check_grads(
         lambda x, w, b: conv_transpose2d(x, w, b, **transposed),
@@ -200,6 +239,13 @@ def test_gradients_of_convolutions():
         normal(2),
     )
     check_grads(lambda x, w: conv_transpose2d(x, w), normal(2, 3, 2), normal(2, 2, 2, 2))
+    check_grads(
+        lambda x, w, b: conv_transpose1d(x, w, b, 2, 1, 1, 2, 2), normal(2, 4, 3), normal(4, 1, 3), normal(2)
+    )
+    # output_padding as below
+    check_grads(
+        lambda x, w: conv_transpose1d(x, w, output_padding=2, dilation=3), normal(2, 3), normal(2, 1, 2)
+    )
     # an output_padding of the stride or more, which the dilation allows: a convolution of the gradient would be larger
     for settings in (dict(output_padding=1), dict(stride=(1, 2), output_padding=(0, 2), groups=2)):
         settings["dilation"] = (2, 3)
@@ -226,6 +272,10 @@ def test_gradients_of_pools():
     check_grads(lambda x: avg_pool2d(x, 3, 2, 1, True, False), x)
     check_grads(lambda x: adaptive_avg_pool2d(x, (4, 3)), x)
     check_grads(lambda x: max_pool2d(x, 2), x[0])
+    check_grads(lambda x: max_pool1d(x, 3, 2, 1, 2, True), x[0])
+    check_grads(lambda x: avg_pool1d(x, 3, 2, 1, True, False), x[0])
+    check_grads(lambda x: adaptive_avg_pool1d(x, 4), x[0])
+    check_grads(lambda x: adaptive_max_pool2d(x, (4, 3)), x)
     kernel, stride, padding, dilation = (3, 2), (2, 1), (1, 1), (1, 1)
     at = OPS["max_pool2d_position"](
         Tensor(x), max_pool2d(Tensor(x), kernel, stride, 1), kernel, stride, padding, dilation
@@ -248,6 +298,21 @@ def test_half_is_the_float64_result_rounded_once(dtype):
     assert y.dtype == dtype
     expected = reference(x, w, b, (1, 1), (1, 1), (1, 1), 1)
     np.testing.assert_array_equal(widen(y.numpy()), widen(cast(expected, dtype)))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_conv3d_rounds_sums_over_the_depth_once(dtype):
+    # integers up to 8, so that float32 is exact: also where a gradient is the sum of what three depths give
+    x, w = integers(2, 2, 5, 4, 4, top=8), integers(3, 2, 3, 2, 2, seed=1, top=8)
+    results = []
+    for kind in (dtype, np.float64):
+        xs = [Tensor(a).to(kind).requires_grad_() for a in (x, w)]
+        y = conv3d(*xs, padding=(1, 0, 1))
+        g = Tensor(integers(*y.shape, seed=2, top=8)).to(kind)
+        results.append((y.detach(), *minamp.autograd.grad(y, xs, g)))
+    for half, exact in zip(*results, strict=True):
+        assert half.dtype == dtype
+        np.testing.assert_array_equal(widen(half.numpy()), widen(cast(exact.numpy(), dtype)))
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -295,7 +360,7 @@ def test_autocast_casts_input_weight_and_bias():
         line = conv1d(Tensor(np.zeros((1, 1, 4), np.float32)), Tensor(np.ones((1, 1, 3), np.float32)))
         assert line.dtype == float16
         assert conv_transpose2d(x, Tensor(np.ones((1, 1, 2, 2), np.float32))).dtype == float16
-        for pool in (max_pool2d, avg_pool2d, adaptive_avg_pool2d):
+        for pool in POOLS:
             assert pool(x, 2).dtype == float32 and pool(x.half(), 2).dtype == float16
     y[:, 1:].sum().backward()
     assert w.grad.dtype == b.grad.dtype == float32 and b.grad.tolist() == [0.0, 4.0]
@@ -356,6 +421,41 @@ def test_adaptive_avg_pool2d_covers_the_image():
     np.testing.assert_allclose(
         adaptive_avg_pool2d(Tensor(x), 1).numpy()[..., 0, 0], x.mean((2, 3)), rtol=1e-15
     )
+
+
+@pytest.mark.parametrize("dtype", [float32, *HALVES])
+def test_pools_of_lines_are_those_of_one_row(dtype):
+    x = Tensor(cast(normal(2, 3, 9), dtype))
+    row = x[:, :, None]
+    for line, image in (
+        (max_pool1d(x, 3, 2, 1, 2, True), max_pool2d(row, (1, 3), (1, 2), (0, 1), (1, 2), True)),
+        (max_pool1d(x, (2,)), max_pool2d(row, (1, 2))),
+        (avg_pool1d(x, 3, 2, 1, True, False), avg_pool2d(row, (1, 3), (1, 2), (0, 1), True, False)),
+        (adaptive_avg_pool1d(x, 4), adaptive_avg_pool2d(row, (1, 4))),
+        (adaptive_avg_pool1d(x[0], (4,))[None], adaptive_avg_pool2d(row, (1, 4))[:1]),
+    ):
+        assert line.dtype == dtype and line.equal(image[:, :, 0])
+
+
+@pytest.mark.parametrize("dtype", [float32, *HALVES])
+def test_adaptive_max_pool2d_covers_the_image(dtype):
+    x = cast(normal(2, 3, 7, 5), dtype)
+    x[1, 2, 6, 0] = np.nan
+    y = adaptive_max_pool2d(Tensor(x), (3, None))
+    assert y.dtype == dtype and y.shape == (2, 3, 3, 5)
+    expected = np.stack([widen(x)[:, :, a:b].max(2) for a, b in ((0, 3), (2, 5), (4, 7))], 2)
+    np.testing.assert_array_equal(widen(y.numpy()), expected)
+
+
+def test_adaptive_max_pool2d_gives_its_gradient_to_the_first_maximum():
+    # the middle lies in all four windows, and the values beside it are as large
+    t = Tensor(np.array([[[0, 0, 0], [0, 1, 1], [0, 1, 1]]], np.float32), requires_grad=True)
+    adaptive_max_pool2d(t, 2).backward(Tensor(np.array([[[1, 2], [4, 8]]], np.float32)))
+    assert t.grad.tolist() == [[[0, 0, 0], [0, 15, 0], [0, 0, 0]]]
+    # 1 + 2**-11 twice: rounded once, after the sum of all
+    half = Tensor(t.detach().numpy()).half().requires_grad_()
+    adaptive_max_pool2d(half, 2).backward(Tensor(np.array([[[1, 2.0**-11], [2.0**-11, 0]]])).half())
+    assert half.grad[0, 1, 1].item() == 1 + 2.0**-10
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -455,6 +555,18 @@ def ones(*shape):
             r"conv1d: kernel \(3,\) is larger than the padded input \(2,\)",
         ),
         (
+            lambda: conv3d(ones(1, 3, 5, 5), ones(4, 3, 3, 3, 3)),
+            r"conv3d: input \(1, 3, 5, 5\) has 1 channels, weight .* takes 3",
+        ),
+        (
+            lambda: conv3d(ones(5, 5, 5), ones(4, 1, 3, 3, 3)),
+            r"conv3d: input must be \(N, C, D, H, W\) or \(C, D, H, W\), got shape \(5, 5, 5\)",
+        ),
+        (
+            lambda: conv3d(ones(1, 1, 2, 5, 5), ones(1, 1, 3, 3, 3)),
+            r"conv3d: kernel \(3, 3, 3\) is larger than the padded input \(2, 5, 5\)",
+        ),
+        (
             lambda: conv2d(ones(1, 1, 0, 5), ones(1, 1, 3, 3), padding=3),
             r"conv2d: input of shape \(1, 1, 0, 5\) is empty",
         ),
@@ -494,6 +606,14 @@ def ones(*shape):
             lambda: conv_transpose2d(ones(1, 4, 1, 1), ones(4, 3, 1, 1), padding=1),
             r"conv_transpose2d: the output .* size \(-1, -1\)",
         ),
+        (
+            lambda: conv_transpose1d(ones(1, 4, 5), ones(4, 3, 3), output_padding=1),
+            r"conv_transpose1d: output_padding \(1,\) must be smaller than stride \(1,\) or dilation \(1,\)",
+        ),
+        (
+            lambda: conv_transpose1d(ones(1, 4, 1), ones(4, 3, 1), padding=1),
+            r"conv_transpose1d: the output .* size \(-1,\)",
+        ),
         (lambda: max_pool2d(ones(5, 5), 2), r"max_pool2d: input must be \(N, C, H, W\)"),
         (
             lambda: max_pool2d(ones(1, 1, 5, 5), 6),
@@ -505,6 +625,21 @@ def ones(*shape):
         ),
         (lambda: avg_pool2d(ones(1, 1, 5, 5), 0), r"avg_pool2d: kernel_size must be .* at least 1, got 0"),
         (lambda: avg_pool2d(ones(1, 1, 5, 5), 9), r"avg_pool2d: kernel \(9, 9\) is larger"),
+        (
+            lambda: max_pool1d(ones(5), 2),
+            r"max_pool1d: input must be \(N, C, L\) or \(C, L\), got shape \(5,\)",
+        ),
+        (
+            lambda: max_pool1d(ones(1, 5), 2, padding=2),
+            r"max_pool1d: padding \(2,\) must be at most half of kernel_size \(2,\)",
+        ),
+        (lambda: max_pool1d(ones(1, 5), (2, 2)), r"max_pool1d: kernel_size must be an int or 1 ints"),
+        (
+            lambda: avg_pool1d(ones(1, 5), 6),
+            r"avg_pool1d: kernel \(6,\) is larger than the padded input \(5,\)",
+        ),
+        (lambda: adaptive_avg_pool1d(ones(1, 5), (2, 3)), r"adaptive_avg_pool1d: output_size must be"),
+        (lambda: adaptive_max_pool2d(ones(5, 5), 2), r"adaptive_max_pool2d: input must be \(N, C, H, W\)"),
         (
             lambda: adaptive_avg_pool2d(ones(1, 1, 5, 5), (1, 2, 3)),
             r"adaptive_avg_pool2d: output_size must be",

@@ -803,3 +803,52 @@ def test_one_value_of_another_dtype_goes_to_masks_only():
                 x[places] = value
         x[places] = 4.0
     assert x[0, 0].item() == 4.0
+
+
+def test_a_pad_sums_what_comes_back_over_all_dimensions_and_then_rounds():
+    x = minamp.ones(1, 1, dtype=float16, requires_grad=True)
+    g = np.array([[1, 2.0**-11, 0], [2.0**-11, 0, 0], [0, 0, 0]])  # each row or column alone rounds to 1
+    F.pad(x, (1, 1, 1, 1), mode="replicate").backward(minamp.tensor(g).half())
+    assert x.grad.item() == 1 + 2.0**-10
+
+
+def test_windows_as_columns():
+    x = np.arange(2.0 * 3 * 5 * 4).reshape(2, 3, 5, 4)
+    columns = F.unfold(minamp.tensor(x), (2, 3), (2, 1), (1, 0), (2, 1)).numpy()
+    deep = np.pad(x, ((0, 0), (0, 0), (1, 1), (0, 0)))
+    windows = [deep[:, :, i : i + 3 : 2, j : j + 3].reshape(2, 18) for i in (0, 2, 4) for j in (0, 1)]
+    np.testing.assert_array_equal(columns, np.stack(windows, -1))
+    np.testing.assert_array_equal(
+        F.unfold(minamp.tensor(x[0]), 2).numpy(), F.unfold(minamp.tensor(x), 2).numpy()[0]
+    )
+    # fold counts how often each value was read
+    ones = F.fold(F.unfold(minamp.ones(1, 1, 3, 4), 2, padding=1), (3, 4), 2, padding=1)
+    assert ones.tolist() == [[[[4.0] * 4] * 3]]
+    # 1024 bfloat16 ones come back to one pixel
+    one = minamp.ones(1, 32, 32, dtype=minamp.bfloat16)
+    assert F.fold(one.reshape(1024, 1), 32, 32).equal(one)
+    assert F.fold(minamp.ones(1024, 1024, dtype=minamp.bfloat16), 63, 32)[0, 31, 31].item() == 1024
+
+
+def test_errors_of_blocks_and_columns():
+    x = minamp.ones(2, 6, 4, 4)
+    for call, text in (
+        (lambda: F.unfold(x, 5), r"unfold: kernel \(5, 5\) is larger than the padded input \(4, 4\)"),
+        (lambda: F.unfold(x[0, 0], 2), r"unfold: input must be \(N, C, H, W\) or \(C, H, W\)"),
+        (
+            lambda: F.fold(x[:, :, 0], (4, 4), 2),
+            r"fold: input must be \(N, C \* 4, 9\) for kernel_size \(2, 2\)",
+        ),
+        (lambda: F.pixel_shuffle(x, 2), "pixel_shuffle: the 6 channels of .* must be a multiple of 4"),
+        (lambda: F.pixel_shuffle(x[0, 0], 2), "pixel_shuffle: input must be"),
+        (
+            lambda: F.pixel_unshuffle(x, 3),
+            "pixel_unshuffle: height and width of .* multiples of downscale_factor 3",
+        ),
+        (lambda: F.pixel_shuffle(x, 0), "pixel_shuffle: upscale_factor must be at least 1, got 0"),
+        (lambda: x.unflatten(1, (4, 2)), r"unflatten: sizes \(4, 2\) must multiply to 6, dimension 1 of"),
+        (lambda: x.unflatten(1, (-1, 4)), r"unflatten: sizes \(-1, 4\) must multiply to 6"),
+        (lambda: x.unflatten(1, ()), r"unflatten: sizes \(\) must multiply to 6"),
+    ):
+        with pytest.raises(RuntimeError, match=text):
+            call()

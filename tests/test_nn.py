@@ -397,12 +397,26 @@ def test_repr():
     assert repr(nn.Conv2d(2, 4, (3, 1), 2, padding=1, groups=2, bias=False)) == (
         "Conv2d(2, 4, kernel_size=(3, 1), stride=(2, 2), padding=(1, 1), groups=2, bias=False)"
     )
+    assert repr(nn.ConvTranspose1d(2, 4, 3, 2, 0, 1)) == (
+        "ConvTranspose1d(2, 4, kernel_size=(3,), stride=(2,), output_padding=(1,))"
+    )
+    assert repr(nn.ConvTranspose2d(2, 4, 3, 2, 1, 1, 2, False, 2)) == (
+        "ConvTranspose2d(2, 4, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1), dilation=(2, 2), "
+        "output_padding=(1, 1), groups=2, bias=False)"
+    )
     assert (
         repr(nn.Conv1d(2, 4, 3, padding="same"))
         == "Conv1d(2, 4, kernel_size=(3,), stride=(1,), padding='same')"
     )
     assert (
         repr(nn.MaxPool2d(2)) == "MaxPool2d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False)"
+    )
+    assert repr(nn.AvgPool1d(2)) == "AvgPool1d(kernel_size=(2,), stride=(2,), padding=(0,))"
+    assert repr(nn.AdaptiveMaxPool2d((None, 3))) == "AdaptiveMaxPool2d(output_size=(None, 3))"
+    assert repr(nn.ReplicationPad2d(1)) == "ReplicationPad2d((1, 1, 1, 1))"
+    assert repr(nn.Unflatten(1, (2, 3))) == "Unflatten(dim=1, unflattened_size=(2, 3))"
+    assert repr(nn.Fold((4, 5), 2)) == (
+        "Fold(output_size=(4, 5), kernel_size=2, dilation=1, padding=0, stride=1)"
     )
     assert repr(nn.LayerNorm(5)) == "LayerNorm((5,), eps=1e-05, elementwise_affine=True)"
 
@@ -518,6 +532,8 @@ def test_linear_and_conv_start_uniform_within_one_over_root_fan_in():
         (nn.Conv2d(16, 40, 5), 400),
         (nn.Conv2d(16, 40, 5, groups=4), 100),
         (nn.Conv1d(16, 200, 5), 80),
+        (nn.Conv3d(16, 20, (5, 2, 3), groups=2), 240),
+        (nn.ConvTranspose1d(40, 16, 5), 80),
         (nn.ConvTranspose2d(40, 16, 5), 400),
     ):
         bound = 1 / math.sqrt(fan)
@@ -610,13 +626,23 @@ def test_layers_call_their_ops():
     same(conv(images), F.conv2d(images, conv.weight, conv.bias, (2, 2), (1, 0), (1, 2), 2))
     line = nn.Conv1d(4, 6, 3, padding=1, bias=False)
     same(line(images[:, :, 0]), F.conv1d(images[:, :, 0], line.weight, None, 1, 1))
+    deep, solid = minamp.randn(2, 4, 5, 4, 4), nn.Conv3d(4, 6, (3, 2, 1), (2, 1, 1), 1, groups=2)
+    assert solid.weight.shape == (6, 2, 3, 2, 1)
+    same(solid(deep), F.conv3d(deep, solid.weight, solid.bias, (2, 1, 1), 1, 1, 2))
     up = nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2)
     assert up.weight.shape == (4, 3, 3, 3) and up(images).shape == (2, 6, 18, 18)
     same(up(images), F.conv_transpose2d(images, up.weight, up.bias, 2, 1, 1, 2))
+    up = nn.ConvTranspose1d(4, 6, 3, 2, 1, 1, 2, False, 2)
+    same(up(images[:, :, 0]), F.conv_transpose1d(images[:, :, 0], up.weight, None, 2, 1, 1, 2, 2))
     same(nn.MaxPool2d(3, 2, padding=1)(images), F.max_pool2d(images, 3, 2, 1))
     same(nn.MaxPool2d(2, ceil_mode=True)(images), F.max_pool2d(images, 2, ceil_mode=True))
     same(nn.AvgPool2d(3, 2, 1, count_include_pad=False)(images), F.avg_pool2d(images, 3, 2, 1, False, False))
     same(nn.AdaptiveAvgPool2d((2, 1))(images), F.adaptive_avg_pool2d(images, (2, 1)))
+    same(nn.AdaptiveMaxPool2d((2, None))(images), F.adaptive_max_pool2d(images, (2, None)))
+    lines = images[:, :, 0]
+    same(nn.MaxPool1d(3, 2, 1, 2, ceil_mode=True)(lines), F.max_pool1d(lines, 3, 2, 1, 2, True))
+    same(nn.AvgPool1d(3, 2, 1, True, False)(lines), F.avg_pool1d(lines, 3, 2, 1, True, False))
+    same(nn.AdaptiveAvgPool1d(4)(lines), F.adaptive_avg_pool1d(lines, 4))
     norm = nn.LayerNorm((9, 9), eps=1e-3)
     same(norm(images), F.layer_norm(images, (9, 9), norm.weight, norm.bias, 1e-3))
     assert (
@@ -634,6 +660,15 @@ def test_layers_call_their_ops():
     same(nn.Tanh()(x), F.tanh(x))
     same(nn.Softmax(dim=1)(x), F.softmax(x, dim=1))
     same(nn.LogSoftmax(-1)(x), F.log_softmax(x, dim=1))
+    same(nn.ZeroPad2d((1, 0, 2, 3))(images), F.pad(images, (1, 0, 2, 3)))
+    same(nn.ReflectionPad2d(2)(images), F.pad(images, (2, 2, 2, 2), "reflect"))
+    same(nn.ReplicationPad2d((1, 0, 2, 3))(images), F.pad(images, (1, 0, 2, 3), "replicate"))
+    same(nn.PixelShuffle(2)(images), F.pixel_shuffle(images, 2))
+    same(nn.PixelUnshuffle(3)(images), F.pixel_unshuffle(images, 3))
+    same(nn.Unflatten(1, (2, 2))(images), images.reshape(2, 2, 2, 9, 9))
+    columns = nn.Unfold((2, 3), (1, 2), 1, (2, 1))(images)
+    same(columns, F.unfold(images, (2, 3), (1, 2), 1, (2, 1)))
+    same(nn.Fold(9, (2, 3), (1, 2), 1, (2, 1))(columns), F.fold(columns, 9, (2, 3), (1, 2), 1, (2, 1)))
     assert nn.Flatten()(images).shape == (2, 324) and nn.Flatten(2, 3)(images).shape == (2, 4, 81)
     assert nn.Identity(5, anything=1)(x) is x
 
@@ -645,6 +680,17 @@ def test_layer_errors():
         nn.Dropout(1.5)
     with pytest.raises(ValueError, match=r"BatchNorm2d: expected 4 dimensions, got shape \(2, 3\)"):
         nn.BatchNorm2d(3)(minamp.ones(2, 3))
+
+    with pytest.raises(ValueError, match=r"InstanceNorm1d: expected 2 or 3 dimensions, got shape \(3,\)"):
+        nn.InstanceNorm1d(3)(minamp.ones(3))
+    with pytest.raises(ValueError, match="InstanceNorm2d: x .* has 4 channels, num_features is 3"):
+        nn.InstanceNorm2d(3, affine=True)(minamp.ones(2, 4, 5, 5))
+    with pytest.warns(UserWarning, match="num_features is 3, which is not used with affine=False"):
+        nn.InstanceNorm2d(3)(minamp.ones(2, 4, 5, 5))
+    with pytest.raises(TypeError, match="Unflatten: unflattened_size must be a tuple of ints, got 2"):
+        nn.Unflatten(1, 2)
+    with pytest.raises(ValueError, match=r"Dropout2d: p must lie in \[0, 1\], got -1"):
+        nn.Dropout2d(-1)
 
 
 def test_losses_call_their_ops():
@@ -676,6 +722,63 @@ def test_dropout_only_in_training():
     y = drop(x).data.numpy()
     assert set(np.unique(y)) == {0.0, f32(1 / 0.75)} and (y == 0).mean() == pytest.approx(0.25, abs=0.02)
     same(drop.eval()(x), x)
+
+
+def test_dropout_of_channels_drops_all_or_nothing():
+    for drop, shape in (
+        (nn.Dropout1d(0.25), (60, 50, 3)),
+        (nn.Dropout1d(0.25), (3000, 3)),  # channels without a batch
+        (nn.Dropout2d(0.25), (60, 50, 2, 2)),
+    ):
+        x = minamp.ones(*shape, dtype=minamp.float16, requires_grad=True)
+        y = drop(x)
+        y.sum().backward()
+        assert y.dtype == f16 and np.array_equal(x.grad.numpy(), y.detach().numpy())
+        channels = y.detach().numpy().reshape(3000, -1)
+        assert set(np.unique(channels)) == {0.0, f16(1 / 0.75)} and (channels == channels[:, :1]).all()
+        assert (channels[:, 0] == 0).mean() == pytest.approx(0.25, abs=0.03)
+        same(drop.eval()(x.detach()), x.detach())
+    with pytest.warns(UserWarning, match=r"dropout2d: input \(2, 3, 4\) is taken as \(N, C, L\)"):
+        y = nn.Dropout2d()(minamp.ones(2, 3, 4)).numpy()
+    assert (y == y[:, :, :1]).all()
+    with pytest.raises(RuntimeError, match=r"dropout1d: input must be \(N, C, L\) or \(C, L\)"):
+        nn.Dropout1d()(minamp.ones(2, 3, 4, 5))
+    with pytest.raises(RuntimeError, match=r"dropout2d: input must be \(N, C, H, W\), got shape \(2, 3\)"):
+        nn.Dropout2d()(minamp.ones(2, 3))
+
+
+@pytest.mark.parametrize("shape", [(3, 6), (2, 3, 6), (3, 4, 5), (2, 3, 4, 5)])
+def test_instance_norm(shape):
+    layer = nn.InstanceNorm1d if 6 in shape else nn.InstanceNorm2d
+    spatial = tuple(range(-1 if 6 in shape else -2, 0))
+    norm, x = layer(3, affine=True, track_running_stats=True), np.random.default_rng(1).standard_normal(shape)
+    assert list(norm.state_dict()) == ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
+    nn.init.constant_(norm.weight, 2.0)
+    y = norm(minamp.tensor(x.astype(f32))).data.numpy()
+    mean, var = x.mean(spatial, keepdims=True), x.var(spatial, keepdims=True)
+    np.testing.assert_allclose(y, 2 * (x - mean) / np.sqrt(var + 1e-5), rtol=1e-4, atol=1e-5)
+    # the running statistics follow the mean of the samples' own
+    count = np.prod([shape[d] for d in spatial])
+    seen = mean.reshape(-1, 3).mean(0), (var * count / (count - 1)).reshape(-1, 3).mean(0)
+    np.testing.assert_allclose(norm.running_mean.numpy(), 0.1 * seen[0], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(norm.running_var.numpy(), 0.9 + 0.1 * seen[1], rtol=1e-4)
+    norm.eval()
+    column = (3, *(1 for _ in spatial))
+    moved = (x - 0.1 * seen[0].reshape(column)) / np.sqrt(0.9 + 0.1 * seen[1].reshape(column))
+    np.testing.assert_allclose(
+        norm(minamp.tensor(x.astype(f32))).data.numpy(), 2 * moved, rtol=1e-4, atol=1e-5
+    )
+    bare = layer(3).eval()  # goes by the sample in evaluation too
+    assert list(bare.state_dict()) == []
+    with minamp.autocast():
+        assert bare(minamp.tensor(x).half()).dtype == f16 and norm(minamp.tensor(x.astype(f32))).dtype == f32
+    np.testing.assert_allclose(
+        bare(minamp.tensor(x)).numpy(), (x - mean) / np.sqrt(var + 1e-5), rtol=1e-12, atol=1e-12
+    )
+    with pytest.raises(ValueError, match="instance_norm: input .* has one value per channel and sample"):
+        bare(minamp.ones(*(1 if i - len(shape) in spatial else n for i, n in enumerate(shape))))
+    with pytest.raises(RuntimeError, match="instance_norm: use_input_stats=False needs running_mean and"):
+        F.instance_norm(minamp.ones(2, 3, 4), use_input_stats=False)
 
 
 def test_batch_norm_running_statistics():

@@ -24,14 +24,14 @@ from minamp.tensor import Tensor
 # The CUDA lists of PyTorch, as far as minamp has the ops. Everything that is not here must be NOT_LISTED.
 LISTED = {
     LOWER_PRECISION: "matmul mm bmm mv addmm baddbmm addmv addr addbmm vecdot chain_matmul einsum linear "
-    "scaled_dot_product_attention conv1d conv2d conv_transpose2d prelu",
+    "scaled_dot_product_attention conv1d conv2d conv3d conv_transpose1d conv_transpose2d prelu",
     FP32: "exp log log2 log10 log1p expm1 pow square reciprocal rsqrt tan asin acos sinh cosh erfinv "
     "softplus layer_norm rms_norm group_norm nll_loss kl_div "
     "l1_loss smooth_l1_loss huber_loss mse_loss binary_cross_entropy_with_logits logsumexp "
-    "cosine_similarity upsample_nearest2d upsample_bilinear2d",
+    "cosine_similarity upsample_nearest1d upsample_nearest2d upsample_linear1d upsample_bilinear2d upsample_bicubic2d",
     FP32_SET_OPT_DTYPE: "softmax log_softmax sum cumsum cumprod prod vector_norm",
     FP32_APPEND_DTYPE: "norm",
-    PROMOTE: "dot vdot addcmul addcdiv index_put scatter_add atan2 tensordot cross bilinear",
+    PROMOTE: "dot vdot addcmul addcdiv index_put scatter_add atan2 tensordot cross bilinear grid_sampler",
     BANNED: "binary_cross_entropy",
 }
 EXPECTED = {name: policy for policy, names in LISTED.items() for name in names.split()}
@@ -86,6 +86,7 @@ EXAMPLES = {
     **each("layer_norm", lambda f, d: f(x(d), 3, x(d, 3), x(d, 3))),
     **each("rms_norm", lambda f, d: f(x(d), 3, x(d, 3))),
     **each("group_norm", lambda f, d: f(x(d, 2, 4), 2, x(d, 4), x(d, 4))),
+    **each("instance_norm", lambda f, d: f(x(d, 2, 3, 4), *stats(3), *stats(3))),
     **each("batch_norm", lambda f, d: f(x(d), *stats(3), *stats(3), True)),
     **each("mm", lambda f, d: f(x(d), x(d, 3, 2))),
     **each("bmm", lambda f, d: f(x(d, 2, 2, 3), x(d, 2, 3, 2))),
@@ -147,12 +148,26 @@ EXAMPLES = {
     **each("logsumexp", lambda f, d: f(x(d), 1)),
     **each("var_mean std_mean", lambda f, d: f(x(d))[0]),
     **each("interpolate upsample_nearest2d", lambda f, d: f(x(d, *IMAGE), (3, 5))),
-    **each("upsample_bilinear2d", lambda f, d: f(x(d, *IMAGE), (3, 5), False)),
+    **each("upsample_bilinear2d upsample_bicubic2d", lambda f, d: f(x(d, *IMAGE), (3, 5), False)),
+    **each("upsample_nearest1d", lambda f, d: f(x(d, 1, 2, 4), (3,))),
+    **each("upsample_linear1d", lambda f, d: f(x(d, 1, 2, 4), (3,), True)),
+    **each("grid_sample", lambda f, d: f(x(d, *IMAGE), x(d, 1, 2, 3, 2), align_corners=False)),
+    **each("grid_sampler", lambda f, d: f(x(d, *IMAGE), x(d, 1, 2, 3, 2), 1, 1, True)),
+    **each("affine_grid", lambda f, d: f(x(d, 2, 2, 3), (2, 1, 3, 4), False)),
+    **each("dropout1d", lambda f, d: f(x(d))),
+    **each("dropout2d pixel_unshuffle", lambda f, d: f(x(d, 1, 2, 4, 6), 1)),
+    **each("pixel_shuffle", lambda f, d: f(x(d, 1, 4, 2, 3), 2)),
+    **each("unflatten", lambda f, d: f(x(d), 1, (3, 1))),
+    **each("unfold", lambda f, d: f(x(d, *IMAGE), 2)),
+    **each("fold", lambda f, d: f(x(d, 1, 8, 6), (4, 3), 2)),
     **each("masked_scale", lambda f, d: f(x(d), x(d) > 0.5, 2.0)),
     **each("conv2d", lambda f, d: f(x(d, *IMAGE), x(d, 3, 2, 2, 2), x(d, 3))),
     **each("conv1d", lambda f, d: f(x(d, 1, 2, 5), x(d, 3, 2, 2), x(d, 3))),
+    **each("conv3d", lambda f, d: f(x(d, 1, 2, 3, 4, 3), x(d, 3, 2, 2, 2, 2), x(d, 3))),
+    **each("conv_transpose1d", lambda f, d: f(x(d, 1, 2, 5), x(d, 2, 3, 2), x(d, 3))),
     **each("conv_transpose2d", lambda f, d: f(x(d, *IMAGE), x(d, 2, 3, 2, 2), x(d, 3))),
-    **each("max_pool2d avg_pool2d adaptive_avg_pool2d", lambda f, d: f(x(d, *IMAGE), 2)),
+    **each("max_pool1d avg_pool1d adaptive_avg_pool1d", lambda f, d: f(x(d, 1, 2, 5), 2)),
+    **each("max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d", lambda f, d: f(x(d, *IMAGE), 2)),
 }
 # Ops that only gradients call, with attributes of their own; they are never autocast (checked below) and tested with the ops
 # they belong to.
@@ -175,7 +190,10 @@ RESULT = (
     }
     | {n: INT for n in ("argmax", "argmin", "argsort", "nonzero", "one_hot")}
 )
-COMPOSITE = {"cross_entropy": FP32, "normalize": FP32, "interpolate": FP32, "matrix_norm": FP32_SET_OPT_DTYPE}
+COMPOSITE = {
+    **{"cross_entropy": FP32, "normalize": FP32, "interpolate": FP32},
+    **{"matrix_norm": FP32_SET_OPT_DTYPE, "grid_sample": PROMOTE},
+}
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -197,10 +215,14 @@ def test_internal_ops_are_not_listed(name):
     assert OPS[name].policy == NOT_LISTED
 
 
+def policy_of(name):
+    return EXPECTED.get(name, COMPOSITE.get(name, NOT_LISTED))
+
+
 def expected_dtype(name, given, region):
     if name in RESULT:
         return RESULT[name]
-    policy = EXPECTED.get(name, COMPOSITE.get(name, NOT_LISTED))
+    policy = policy_of(name)
     if region is None or policy in (NOT_LISTED, PROMOTE) or given == float64:
         return given
     return region if policy == LOWER_PRECISION else float32
@@ -220,9 +242,9 @@ def test_result_dtypes(name, given, region):
             ):
                 EXAMPLES[name](given)
             return
-        if EXPECTED.get(name) == PROMOTE and region is not None and given not in (float32, float64, region):
+        if policy_of(name) == PROMOTE and region is not None and given not in (float32, float64, region):
             with pytest.raises(
-                RuntimeError, match=f"{name}: {given} in a {region} autocast region can't be promoted"
+                RuntimeError, match=f"{name}r?: {given} in a {region} autocast region can't be promoted"
             ):
                 EXAMPLES[name](given)
             return

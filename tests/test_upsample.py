@@ -14,7 +14,10 @@ MODES = [
     {"mode": "nearest"},
     {"mode": "bilinear"},
     {"mode": "bilinear", "align_corners": True},
+    {"mode": "bicubic"},
+    {"mode": "bicubic", "align_corners": True},
 ]
+LINE_MODES = [{"mode": "nearest"}, {"mode": "linear"}, {"mode": "linear", "align_corners": True}]
 SIZES = [{"size": 5}, {"size": (3, 7)}, {"scale_factor": 2}, {"scale_factor": (1.7, 0.6)}, {"size": 1}]
 
 
@@ -22,6 +25,22 @@ SIZES = [{"size": 5}, {"size": (3, 7)}, {"scale_factor": 2}, {"scale_factor": (1
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_gradients(size, mode):
     check_grads(lambda x: F.interpolate(x, **size, **mode) ** 2, _rng.standard_normal((2, 1, 3, 4)))
+
+
+@pytest.mark.parametrize("mode", LINE_MODES, ids=str)
+@pytest.mark.parametrize("size", [{"size": 5}, {"size": (3,)}, {"scale_factor": 1.7}, {"size": 1}], ids=str)
+def test_gradients_of_lines(size, mode):
+    check_grads(lambda x: F.interpolate(x, **size, **mode) ** 2, _rng.standard_normal((2, 2, 4)))
+
+
+@pytest.mark.parametrize("mode", LINE_MODES, ids=str)
+@pytest.mark.parametrize("dtype", [float16, float32, float64], ids=str)
+def test_a_line_is_an_image_of_one_row(dtype, mode):
+    x = tensor(_rng.standard_normal((2, 3, 5)), dtype=dtype)
+    image = {**mode, "mode": mode["mode"].replace("linear", "bilinear")}
+    for size in (1, 4, 7, 10):
+        y = F.interpolate(x, size, **mode)
+        assert y.dtype == dtype and y.equal(F.interpolate(x[:, :, None], (1, size), **image)[:, :, 0])
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
@@ -50,6 +69,20 @@ def test_values():
     assert row([0, 3], size=(1, 1), mode="bilinear", align_corners=True) == [0]
     assert row([0, 2, 4, 6], scale_factor=(1, 0.5), mode="bilinear") == [1, 5]
     assert row([1, 2, 3], scale_factor=(1, 1.5)) == [1, 1, 2, 3]  # floor(i / 1.5), not floor(i * 3 / 4)
+    # the weights at 1/4 are (-27, 225, 67, -9) / 256; the outermost values are repeated
+    assert row([0, 0, 256, 0, 0], size=(1, 10), mode="bicubic") == [0, -9, -27, 67, 225, 225, 67, -27, -9, 0]
+    assert row([0, 3], size=(1, 4), mode="bicubic", align_corners=True) == pytest.approx(
+        [0, 17 / 18, 37 / 18, 3]
+    )
+
+
+def test_a_line_that_stays_or_doubles_goes_by_its_scale():
+    """As PyTorch's forward on both devices; its CPU backward goes by the sizes."""
+    x = tensor([[[1.0, 2.0, 3.0]]], requires_grad=True)
+    y = F.interpolate(x, scale_factor=1.3)
+    y.sum().backward()
+    assert y.flatten().tolist() == [1, 1, 2] and x.grad.flatten().tolist() == [2, 1, 0]
+    assert F.interpolate(x, 3).equal(x)
 
 
 def test_same_size_is_the_identity():
@@ -74,6 +107,10 @@ def test_gradient_sums_are_float32(mode):
         x = minamp.ones(1, 1, 1, 1, dtype=dtype, requires_grad=True)
         F.interpolate(x, size=n, **mode).sum().backward()
         assert x.grad.item() == n * n
+    if mode in LINE_MODES:
+        x = minamp.ones(1, 1, 1, dtype=bfloat16, requires_grad=True)
+        F.interpolate(x, size=1024, **mode).sum().backward()
+        assert x.grad.item() == 1024
 
 
 def test_dtypes():
@@ -82,6 +119,9 @@ def test_dtypes():
         for mode in MODES:
             assert F.interpolate(x, size=3, **mode).dtype == float32
             assert F.interpolate(x.double(), size=3, **mode).dtype == float64
+        for mode in LINE_MODES:
+            assert F.interpolate(x[0], size=3, **mode).dtype == float32
+            assert F.interpolate(x[0].double(), size=3, **mode).dtype == float64
 
 
 def test_errors():
@@ -89,13 +129,13 @@ def test_errors():
     for options, error, text in (
         ({}, ValueError, "give either size or scale_factor, and not both"),
         ({"size": 3, "scale_factor": 2}, ValueError, "give either size or scale_factor, and not both"),
-        ({"size": 3, "align_corners": False}, ValueError, "align_corners is for mode='bilinear' only"),
+        ({"size": 3, "align_corners": False}, ValueError, "mode='nearest' has no align_corners"),
         ({"size": (3,)}, ValueError, r"size \(3,\) must be one number or \(H, W\)"),
         ({"scale_factor": (2, 2, 2)}, ValueError, r"scale_factor \(2, 2, 2\) must be one number"),
         (
-            {"size": 3, "mode": "bicubic"},
+            {"size": 3, "mode": "area"},
             NotImplementedError,
-            "mode must be 'nearest' or 'bilinear', got 'bicubic'",
+            r"mode must be one of \['nearest', 'linear', 'bilinear', 'bicubic'\], got 'area'",
         ),
         (
             {"size": 0},
@@ -103,20 +143,30 @@ def test_errors():
             r"upsample_nearest2d: input \(1, 1, 2, 2\) to output size \(0, 0\).*greater than 0",
         ),
         ({"scale_factor": 0.1, "mode": "bilinear"}, RuntimeError, "upsample_bilinear2d: .*greater than 0"),
+        ({"size": 0, "mode": "bicubic"}, RuntimeError, "upsample_bicubic2d: .*greater than 0"),
+        ({"size": 3, "mode": "linear"}, NotImplementedError, r"input must be \(N, C, L\) for mode='linear'"),
     ):
         with pytest.raises(error, match=text):
             F.interpolate(x, **options)
     with pytest.raises(NotImplementedError, match=r"interpolate: input must be \(N, C, H, W\).*\(1, 2, 2\)"):
-        F.interpolate(x[0], size=3)
+        F.interpolate(x[0], size=3, mode="bilinear")
+    with pytest.raises(NotImplementedError, match=r"must be \(N, C, L\) or \(N, C, H, W\).*shape \(2, 2\)"):
+        F.interpolate(x[0, 0], size=3)
+    with pytest.raises(ValueError, match=r"size \(3, 3\) must be one number or \(L,\)"):
+        F.interpolate(x[0], size=(3, 3))
+    with pytest.raises(RuntimeError, match=r"upsample_linear1d: input \(1, 2, 2\) to output size \(0,\)"):
+        F.interpolate(x[0], size=0, mode="linear")
     with pytest.raises(NotImplementedError, match=r"not defined for int64: use x.float\(\)"):
         F.interpolate(x.long(), size=3)
 
 
-@pytest.mark.parametrize("mode", MODES[:2], ids=str)
+@pytest.mark.parametrize("mode", [*MODES[:2], MODES[3]], ids=str)
 def test_a_size_that_stays_is_a_copy_whatever_the_scale(mode):
     """3 * 1.3 rows are 3 rows; the columns are resized by the scale all the same."""
     x = tensor(_rng.standard_normal((1, 1, 3, 3)), dtype=float32)
     assert F.interpolate(x, scale_factor=1.3, **mode).equal(x)
+    if mode["mode"] == "bicubic":
+        return  # where only the rows stay, they too go by the scale
     y = F.interpolate(x, scale_factor=(1.3, 2), **mode)
     assert y.equal(F.interpolate(x, scale_factor=(1, 2), **mode))
 

@@ -1,5 +1,8 @@
 """upsample.py on the GPU. The taps depend on sizes only: they are moved once and kept."""
 
+import functools
+import operator
+
 from minamp.backends import gemm, upsample
 from minamp.backends.cuda_cast import widen
 from minamp.backends.device import constant, xp
@@ -10,12 +13,14 @@ def upsample2d(x, rows, cols):
 
 
 def _resize(x, taps, dim):
-    _, low, high, part = taps
-    first = xp.take(x, constant(low), axis=dim)
-    if part is None:  # nearest
-        return first
-    part = constant(part.reshape((-1,) + (1,) * (3 - dim)).astype(x.dtype))
-    return first * (1 - part) + xp.take(x, constant(high), axis=dim) * part
+    parts = (_weighted(xp.take(x, constant(at), axis=dim), weights, dim) for at, weights in taps[1])
+    return functools.reduce(operator.add, parts)
+
+
+def _weighted(x, weights, dim):
+    if weights is None:  # nearest
+        return x
+    return x * constant(weights.reshape((-1,) + (1,) * (3 - dim)).astype(x.dtype))
 
 
 def upsample2d_grad(g, rows, cols):

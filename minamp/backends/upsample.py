@@ -1,7 +1,10 @@
 """Resizing images (N, C, H, W) along rows and columns, and the transpose of that.
 
-A resize of one dimension is its `taps`: y[i] = x[low[i]] * (1 - part[i]) + x[high[i]] * part[i].
+A resize of one dimension is its `taps`, (size, ((inputs, weights), ...)): y[i] is the sum of x[inputs[i]] * weights[i].
 """
+
+import functools
+import operator
 
 import numpy as np
 
@@ -13,12 +16,13 @@ def upsample2d(x, rows, cols):
 
 
 def _resize(x, taps, dim):
-    _, low, high, part = taps
-    first = np.take(x, low, axis=dim)
-    if part is None:  # nearest
-        return first
-    part = part.reshape((-1,) + (1,) * (3 - dim)).astype(x.dtype)
-    return first * (1 - part) + np.take(x, high, axis=dim) * part
+    parts = (_weighted(np.take(x, at, axis=dim), weights, dim) for at, weights in taps[1])
+    return functools.reduce(operator.add, parts)
+
+
+def _weighted(x, weights, dim):
+    """x times the weights along `dim`; None: x."""
+    return x if weights is None else x * weights.reshape((-1,) + (1,) * (3 - dim)).astype(x.dtype)
 
 
 def upsample2d_grad(g, rows, cols):
@@ -29,10 +33,9 @@ def upsample2d_grad(g, rows, cols):
 
 def matrix(taps, dtype):
     """The (out, in) matrix of a resize."""
-    size, low, high, part = taps
-    matrix = np.zeros((len(low), size), dtype)
-    places = np.arange(len(low))
-    np.add.at(matrix, (places, low), 1.0 if part is None else 1.0 - part)
-    if part is not None:
-        np.add.at(matrix, (places, high), part)
+    size, reads = taps
+    places = np.arange(len(reads[0][0]))
+    matrix = np.zeros((len(places), size), dtype)
+    for at, weights in reads:
+        np.add.at(matrix, (places, at), 1.0 if weights is None else weights)
     return matrix

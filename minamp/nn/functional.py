@@ -12,28 +12,50 @@ from minamp.ops.activations import (
     softplus,
     tanh,
 )
-from minamp.ops.arrange import pad
+from minamp.ops.arrange import pad, pixel_shuffle, pixel_unshuffle
 from minamp.ops.attention import scaled_dot_product_attention
 from minamp.ops.contractions import bilinear
-from minamp.ops.conv import conv1d, conv2d, conv_transpose2d
+from minamp.ops.conv import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d
 from minamp.ops.cross_entropy import (
     binary_cross_entropy,
     binary_cross_entropy_with_logits,
     cross_entropy,
     nll_loss,
 )
+from minamp.ops.fold import fold, unfold
 from minamp.ops.gates import glu, hardsigmoid, hardswish, hardtanh, mish, relu6, selu
+from minamp.ops.grid import affine_grid, grid_sample
 from minamp.ops.indexing import embedding, one_hot
 from minamp.ops.loss import huber_loss, kl_div, l1_loss, mse_loss, smooth_l1_loss
 from minamp.ops.matmul import linear
 from minamp.ops.norm import cosine_similarity, normalize
-from minamp.ops.normalize import batch_norm, group_norm, layer_norm, log_softmax, rms_norm, softmax
-from minamp.ops.pool import adaptive_avg_pool2d, avg_pool2d, max_pool2d
-from minamp.ops.shape import dropout
+from minamp.ops.normalize import (
+    batch_norm,
+    group_norm,
+    instance_norm,
+    layer_norm,
+    log_softmax,
+    rms_norm,
+    softmax,
+)
+from minamp.ops.pool import (
+    adaptive_avg_pool1d,
+    adaptive_avg_pool2d,
+    adaptive_max_pool2d,
+    avg_pool1d,
+    avg_pool2d,
+    max_pool1d,
+    max_pool2d,
+)
+from minamp.ops.shape import dropout, dropout1d, dropout2d
 from minamp.ops.upsample import interpolate
 
 __all__ = [
+    "adaptive_avg_pool1d",
     "adaptive_avg_pool2d",
+    "adaptive_max_pool2d",
+    "affine_grid",
+    "avg_pool1d",
     "avg_pool2d",
     "batch_norm",
     "bilinear",
@@ -41,19 +63,26 @@ __all__ = [
     "binary_cross_entropy_with_logits",
     "conv1d",
     "conv2d",
+    "conv3d",
+    "conv_transpose1d",
     "conv_transpose2d",
     "cosine_similarity",
     "cross_entropy",
     "dropout",
+    "dropout1d",
+    "dropout2d",
     "elu",
     "embedding",
+    "fold",
     "gelu",
     "glu",
+    "grid_sample",
     "group_norm",
     "hardsigmoid",
     "hardswish",
     "hardtanh",
     "huber_loss",
+    "instance_norm",
     "interpolate",
     "kl_div",
     "l1_loss",
@@ -62,6 +91,7 @@ __all__ = [
     "linear",
     "log_softmax",
     "logsigmoid",
+    "max_pool1d",
     "max_pool2d",
     "mish",
     "mse_loss",
@@ -69,6 +99,8 @@ __all__ = [
     "normalize",
     "one_hot",
     "pad",
+    "pixel_shuffle",
+    "pixel_unshuffle",
     "prelu",
     "relu",
     "relu6",
@@ -81,4 +113,5 @@ __all__ = [
     "softmax",
     "softplus",
     "tanh",
+    "unfold",
 ]

@@ -118,9 +118,9 @@ class _Conv(_Weighted):
         )
         if isinstance(self.padding, str) or any(self.padding):
             text += f", padding={self.padding!r}"
-        for name in ("output_padding", "dilation", "groups"):
-            value = getattr(self, name, 0)
-            if value not in (1, (1,), (1, 1), 0, (0, 0)):
+        for name, idle in (("dilation", 1), ("output_padding", 0), ("groups", 1)):
+            value = getattr(self, name, idle)
+            if set(_tuple(value, 1)) != {idle}:
                 text += f", {name}={value}"
         return text + ("" if self.bias is not None else ", bias=False")
 
@@ -141,9 +141,16 @@ class Conv2d(_Conv):
         return F.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
-class ConvTranspose2d(_Conv):
-    """Transposed 2-D convolution of x (N, in, H, W). weight (in, out / groups, *kernel_size), bias (out,)."""
+class Conv3d(_Conv):
+    """3-D convolution of x (N, in, D, H, W). weight (out, in / groups, *kernel_size), bias (out,)."""
 
+    dims = 3
+
+    def forward(self, x):
+        return F.conv3d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class _ConvTranspose(_Conv):
     transposed = True
 
     def __init__(
@@ -163,11 +170,26 @@ class ConvTranspose2d(_Conv):
     ):
         sizes = in_channels, out_channels, kernel_size
         super().__init__(*sizes, stride, padding, dilation, groups, bias, device=device, dtype=dtype)
-        self.output_padding = _tuple(output_padding, 2)
+        self.output_padding = _tuple(output_padding, self.dims)
+
+    def _how(self):
+        return self.stride, self.padding, self.output_padding, self.groups, self.dilation
+
+
+class ConvTranspose1d(_ConvTranspose):
+    """Transposed 1-D convolution of x (N, in, L). weight (in, out / groups, *kernel_size), bias (out,)."""
+
+    dims = 1
 
     def forward(self, x):
-        how = self.stride, self.padding, self.output_padding, self.groups, self.dilation
-        return F.conv_transpose2d(x, self.weight, self.bias, *how)
+        return F.conv_transpose1d(x, self.weight, self.bias, *self._how())
+
+
+class ConvTranspose2d(_ConvTranspose):
+    """Transposed 2-D convolution of x (N, in, H, W). weight (in, out / groups, *kernel_size), bias (out,)."""
+
+    def forward(self, x):
+        return F.conv_transpose2d(x, self.weight, self.bias, *self._how())
 
 
 class Embedding(Module):

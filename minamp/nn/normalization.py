@@ -8,6 +8,7 @@ from minamp.nn import init
 from minamp.nn.layers import new_parameter
 from minamp.nn.module import Module
 from minamp.tensor import Tensor, tensor
+from minamp.warn import warn
 
 
 class _Affine(Module):
@@ -58,7 +59,7 @@ class _BatchNorm(_Affine):
         self.reset_running_stats()
         super().reset_parameters()
 
-    def forward(self, x):
+    def _check(self, x):
         if not isinstance(x, Tensor):
             raise no_tensor(type(self).__name__, "x", x)
         if x.ndim not in self.dims:
@@ -66,6 +67,9 @@ class _BatchNorm(_Affine):
                 f"{type(self).__name__}: expected {' or '.join(map(str, self.dims))} dimensions, got "
                 f"shape {x.shape}"
             )
+
+    def forward(self, x):
+        self._check(x)
         factor, count = self.momentum, None
         if self.training and self.num_batches_tracked is not None:
             count = self.num_batches_tracked + 1
@@ -102,6 +106,55 @@ class BatchNorm2d(_BatchNorm):
     """Normalizes each channel of x (N, C, H, W) over the batch (Ioffe and Szegedy, 2015)."""
 
     dims = (4,)
+
+
+class _InstanceNorm(_BatchNorm):
+    """BatchNorm of every sample by itself; no weight and no running statistics unless they are asked for."""
+
+    def __init__(
+        self,
+        num_features,
+        eps=1e-5,
+        momentum=0.1,
+        affine=False,
+        track_running_stats=False,
+        device=None,
+        dtype=None,
+    ):
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+
+    def forward(self, x):
+        self._check(x)
+        alone = x.ndim == self.dims[0]  # a sample without a batch
+        found = x.shape[0 if alone else 1]
+        if found != self.num_features:
+            text = f"{type(self).__name__}: x {x.shape} has {found} channels, num_features is {self.num_features}"
+            if self.affine:
+                raise ValueError(text)
+            warn(f"{text}, which is not used with affine=False")
+        y = F.instance_norm(
+            x.unsqueeze(0) if alone else x,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training or not self.track_running_stats,
+            0.0 if self.momentum is None else self.momentum,
+            self.eps,
+        )
+        return y.squeeze(0) if alone else y
+
+
+class InstanceNorm1d(_InstanceNorm):
+    """Normalizes each channel of each sample of x (N, C, L) or (C, L) (Ulyanov et al., 2016)."""
+
+    dims = (2, 3)
+
+
+class InstanceNorm2d(_InstanceNorm):
+    """Normalizes each channel of each sample of x (N, C, H, W) or (C, H, W) (Ulyanov et al., 2016)."""
+
+    dims = (3, 4)
 
 
 class LayerNorm(_Affine):

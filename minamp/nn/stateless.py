@@ -2,7 +2,7 @@
 
 from minamp.nn import functional as F
 from minamp.nn.module import Module
-from minamp.ops.shape import flatten
+from minamp.ops.shape import flatten, unflatten
 
 
 class Identity(Module):
@@ -29,23 +29,55 @@ class Flatten(Module):
         return f"start_dim={self.start_dim}, end_dim={self.end_dim}"
 
 
-class Dropout(Module):
+class Unflatten(Module):
+    """Dimension `dim` as several of unflattened_size."""
+
+    def __init__(self, dim, unflattened_size):
+        super().__init__()
+        if not isinstance(unflattened_size, tuple | list):
+            raise TypeError(f"Unflatten: unflattened_size must be a tuple of ints, got {unflattened_size!r}")
+        self.dim, self.unflattened_size = dim, unflattened_size
+
+    def forward(self, x):
+        return unflatten(x, self.dim, self.unflattened_size)
+
+    def extra_repr(self):
+        return f"dim={self.dim}, unflattened_size={self.unflattened_size}"
+
+
+class _Dropout(Module):
+    def __init__(self, p=0.5, inplace=False):
+        if not 0 <= p <= 1:
+            raise ValueError(f"{type(self).__name__}: p must lie in [0, 1], got {p}")
+        super().__init__()
+        self.p = p
+
+    def extra_repr(self):
+        return f"p={self.p}"
+
+
+class Dropout(_Dropout):
     """In training, zero each value with probability p, scale the rest by 1/(1-p); else the identity.
 
     inplace is accepted as in torch, and x is left alone all the same.
     """
 
-    def __init__(self, p=0.5, inplace=False):
-        if not 0 <= p <= 1:
-            raise ValueError(f"Dropout: p must lie in [0, 1], got {p}")
-        super().__init__()
-        self.p = p
-
     def forward(self, x):
         return F.dropout(x, self.p, self.training)
 
-    def extra_repr(self):
-        return f"p={self.p}"
+
+class Dropout1d(_Dropout):
+    """Dropout of whole channels of x (N, C, L) or (C, L)."""
+
+    def forward(self, x):
+        return F.dropout1d(x, self.p, self.training)
+
+
+class Dropout2d(_Dropout):
+    """Dropout of whole channels of x (N, C, H, W)."""
+
+    def forward(self, x):
+        return F.dropout2d(x, self.p, self.training)
 
 
 class ReLU(Module):
@@ -132,7 +164,7 @@ class LogSigmoid(Module):
 
 
 class Upsample(Module):
-    """x (N, C, H, W) enlarged to `size` or by `scale_factor`; mode 'nearest' or 'bilinear'."""
+    """x resized to `size` or by `scale_factor`; modes and shapes as F.interpolate."""
 
     def __init__(self, size=None, scale_factor=None, mode="nearest", align_corners=None):
         super().__init__()
@@ -181,7 +213,7 @@ class LogSoftmax(Softmax):
         return F.log_softmax(x, dim=self.dim)
 
 
-class MaxPool2d(Module):
+class _MaxPool(Module):
     """The largest value of each window; stride defaults to kernel_size."""
 
     def __init__(self, kernel_size, stride=None, padding=0, dilation=1, *, ceil_mode=False):
@@ -189,8 +221,8 @@ class MaxPool2d(Module):
         self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
         self.padding, self.dilation, self.ceil_mode = padding, dilation, ceil_mode
 
-    def forward(self, x):
-        return F.max_pool2d(x, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+    def _settings(self):
+        return self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode
 
     def extra_repr(self):
         return (
@@ -199,7 +231,21 @@ class MaxPool2d(Module):
         )
 
 
-class AvgPool2d(Module):
+class MaxPool1d(_MaxPool):
+    """The largest value of each window of x (N, C, L); stride defaults to kernel_size."""
+
+    def forward(self, x):
+        return F.max_pool1d(x, *self._settings())
+
+
+class MaxPool2d(_MaxPool):
+    """The largest value of each window of x (N, C, H, W); stride defaults to kernel_size."""
+
+    def forward(self, x):
+        return F.max_pool2d(x, *self._settings())
+
+
+class _AvgPool(Module):
     """The mean of each window, padded zeros included unless count_include_pad=False."""
 
     def __init__(self, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):
@@ -207,24 +253,147 @@ class AvgPool2d(Module):
         self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
         self.padding, self.ceil_mode, self.count_include_pad = padding, ceil_mode, count_include_pad
 
-    def forward(self, x):
-        return F.avg_pool2d(
-            x, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad
-        )
+    def _settings(self):
+        return self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad
 
     def extra_repr(self):
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
 
-class AdaptiveAvgPool2d(Module):
-    """The mean of each of output_size equal parts, whatever the size of x."""
+class AvgPool1d(_AvgPool):
+    """The mean of each window of x (N, C, L), padded zeros included unless count_include_pad=False."""
 
+    def __init__(self, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):
+        sizes = (v if v is None or isinstance(v, tuple) else (v,) for v in (kernel_size, stride, padding))
+        super().__init__(*sizes, ceil_mode, count_include_pad)
+
+    def forward(self, x):
+        return F.avg_pool1d(x, *self._settings())
+
+
+class AvgPool2d(_AvgPool):
+    """The mean of each window of x (N, C, H, W), padded zeros included unless count_include_pad=False."""
+
+    def forward(self, x):
+        return F.avg_pool2d(x, *self._settings())
+
+
+class _AdaptivePool(Module):
     def __init__(self, output_size):
         super().__init__()
         self.output_size = output_size
 
+    def extra_repr(self):
+        return f"output_size={self.output_size}"
+
+
+class AdaptiveAvgPool1d(_AdaptivePool):
+    """The mean of each of output_size equal parts of x (N, C, L), whatever its length."""
+
+    def forward(self, x):
+        return F.adaptive_avg_pool1d(x, self.output_size)
+
+
+class AdaptiveAvgPool2d(_AdaptivePool):
+    """The mean of each of output_size equal parts of x (N, C, H, W), whatever its size."""
+
     def forward(self, x):
         return F.adaptive_avg_pool2d(x, self.output_size)
 
+
+class AdaptiveMaxPool2d(_AdaptivePool):
+    """The largest value of each of output_size equal parts of x (N, C, H, W), whatever its size."""
+
+    def forward(self, x):
+        return F.adaptive_max_pool2d(x, self.output_size)
+
+
+class _Pad2d(Module):
+    mode = ""
+
+    def __init__(self, padding):
+        super().__init__()
+        self.padding = (padding,) * 4 if isinstance(padding, int) else tuple(padding)
+
+    def forward(self, x):
+        return F.pad(x, self.padding, self.mode)
+
     def extra_repr(self):
-        return f"output_size={self.output_size}"
+        return f"{self.padding}"
+
+
+class ZeroPad2d(_Pad2d):
+    """x with zeros around its last two dimensions; padding: (left, right, top, bottom), or one number for all."""
+
+    mode = "constant"
+
+
+class ReflectionPad2d(_Pad2d):
+    """x with its mirror image around its last two dimensions; padding: (left, right, top, bottom), or one number."""
+
+    mode = "reflect"
+
+
+class ReplicationPad2d(_Pad2d):
+    """x with its edge repeated around its last two dimensions; padding: (left, right, top, bottom), or one number."""
+
+    mode = "replicate"
+
+
+class PixelShuffle(Module):
+    """upscale_factor squared channels as a block of pixels: (N, C * r * r, H, W) to (N, C, H * r, W * r)."""
+
+    def __init__(self, upscale_factor):
+        super().__init__()
+        self.upscale_factor = upscale_factor
+
+    def forward(self, x):
+        return F.pixel_shuffle(x, self.upscale_factor)
+
+    def extra_repr(self):
+        return f"upscale_factor={self.upscale_factor}"
+
+
+class PixelUnshuffle(Module):
+    """PixelShuffle undone: (N, C, H * r, W * r) to (N, C * r * r, H, W)."""
+
+    def __init__(self, downscale_factor):
+        super().__init__()
+        self.downscale_factor = downscale_factor
+
+    def forward(self, x):
+        return F.pixel_unshuffle(x, self.downscale_factor)
+
+    def extra_repr(self):
+        return f"downscale_factor={self.downscale_factor}"
+
+
+class Unfold(Module):
+    """The windows of images (N, C, H, W) as columns (N, C * KH * KW, number of windows)."""
+
+    def __init__(self, kernel_size, dilation=1, padding=0, stride=1):
+        super().__init__()
+        self.kernel_size, self.dilation, self.padding, self.stride = kernel_size, dilation, padding, stride
+
+    def forward(self, x):
+        return F.unfold(x, self.kernel_size, self.dilation, self.padding, self.stride)
+
+    def extra_repr(self):
+        return (
+            f"kernel_size={self.kernel_size}, dilation={self.dilation}, padding={self.padding}, "
+            f"stride={self.stride}"
+        )
+
+
+class Fold(Unfold):
+    """Columns (N, C * KH * KW, number of windows) added up to images (N, C, *output_size)."""
+
+    def __init__(self, output_size, kernel_size, dilation=1, padding=0, stride=1):
+        super().__init__(kernel_size, dilation, padding, stride)
+        self.output_size = output_size
+
+    def forward(self, x):
+        return F.fold(x, self.output_size, self.kernel_size, self.dilation, self.padding, self.stride)
+
+    def extra_repr(self):
+        return f"output_size={self.output_size}, {super().extra_repr()}"

@@ -8,7 +8,7 @@ from minamp.numbers import unpacked
 from minamp.op import NOT_LISTED, composite, op
 from minamp.ops.indexing import index, index_put, number_in
 from minamp.ops.scatter import gather
-from minamp.ops.shape import dim_of, reshape
+from minamp.ops.shape import dim_of, permute, reshape
 
 # ------------------------------------------------------------------------------------------------------------------- orders
 
@@ -146,15 +146,15 @@ def pad(input, pad, mode="constant", value=None):
         raise NotImplementedError(f"pad: unknown mode {mode!r}: use 'constant' or one of {list(_MODES)}")
     if value is not None:
         raise RuntimeError(f"pad: mode {mode!r} takes no value")
-    pad = _pad_sizes("pad", input, pad)
+    pad, places = _pad_sizes("pad", input, pad), []
     for i in range(len(pad) // 2):
         dim, sizes = input.ndim - 1 - i, pad[2 * i : 2 * i + 2]
         most = {"reflect": input.shape[dim] - 1, "circular": input.shape[dim]}.get(mode)
         if min(sizes) < 0 or most is not None and max(sizes) > most:
             raise RuntimeError(f"pad: {mode!r} with {sizes} does not fit dimension {dim} of {input.shape}")
-        at = np.pad(np.arange(input.shape[dim]), sizes, mode=_MODES[mode])
-        input = index(input, (slice(None),) * dim + (at,))
-    return input
+        places.append(np.pad(np.arange(input.shape[dim]), sizes, mode=_MODES[mode]))
+    # all dimensions at once: what comes back to a corner is summed before it is rounded
+    return index(input, (..., *np.ix_(*reversed(places)))) if places else input
 
 
 @op(policy=NOT_LISTED, moves=True)
@@ -231,3 +231,45 @@ def unbind(input, dim=0):
     if input.shape[dim] > _AT_ONCE:
         return sum((unbind(half, dim) for half in chunk(input, 2, dim)), ())
     return tuple(index(input, (slice(None),) * dim + (i,)) for i in range(input.shape[dim]))
+
+
+# --------------------------------------------------------------------------------------------- channels of images as pixels
+
+
+@composite
+def pixel_shuffle(input, upscale_factor):
+    """(..., C * r * r, H, W) as (..., C, H * r, W * r): r * r channels become a block of pixels (Shi et al., 2016)."""
+    r = _factor("pixel_shuffle", input, "upscale_factor", upscale_factor)
+    *lead, c, h, w = input.shape
+    if c % (r * r):
+        raise RuntimeError(
+            f"pixel_shuffle: the {c} channels of {input.shape} must be a multiple of {r * r}, upscale_factor squared"
+        )
+    return _swapped(input, lead, (c // (r * r), r, r, h, w), (0, 3, 1, 4, 2), (c // (r * r), h * r, w * r))
+
+
+@composite
+def pixel_unshuffle(input, downscale_factor):
+    """pixel_shuffle undone: (..., C, H * r, W * r) as (..., C * r * r, H, W)."""
+    r = _factor("pixel_unshuffle", input, "downscale_factor", downscale_factor)
+    *lead, c, h, w = input.shape
+    if h % r or w % r:
+        raise RuntimeError(
+            f"pixel_unshuffle: height and width of {input.shape} must be multiples of downscale_factor {r}"
+        )
+    return _swapped(input, lead, (c, h // r, r, w // r, r), (0, 2, 4, 1, 3), (c * r * r, h // r, w // r))
+
+
+def _factor(name, x, what, r):
+    if x.ndim < 3:
+        raise RuntimeError(f"{name}: input must be (..., C, H, W), got shape {x.shape}")
+    if r < 1:
+        raise RuntimeError(f"{name}: {what} must be at least 1, got {r}")
+    return r
+
+
+def _swapped(x, lead, apart, order, together):
+    """x (*lead, ...) with the rest of its dimensions taken apart, put into `order` and together again."""
+    n = len(lead)
+    dims = (*range(n), *(n + i for i in order))
+    return reshape(permute(reshape(x, (*lead, *apart)), dims), (*lead, *together))

@@ -7,9 +7,11 @@ import math
 
 from minamp.arguments import check_floating
 from minamp.devices import same_device
-from minamp.formats import float32, float64, format_of
-from minamp.op import FP32, FP32_SET_OPT_DTYPE, NOT_LISTED, op
-from minamp.ops.shape import dim_of
+from minamp.formats import float32, float64, format_of, is_half
+from minamp.op import FP32, FP32_SET_OPT_DTYPE, NOT_LISTED, composite, op
+from minamp.ops.reduce import mean
+from minamp.ops.shape import dim_of, repeat, reshape
+from minamp.record import no_grad
 from minamp.warn import warn
 
 # ------------------------------------------------------------------------------------------------------------------- softmax
@@ -317,3 +319,45 @@ def _followed(m, running, batch, momentum):
     """(1 - momentum) * running + momentum * batch, in the dtype of `running`."""
     old = m.widen(running._data)
     return m.cast((1.0 - momentum) * old + momentum * m.reshape(batch, old.shape), running.dtype)
+
+
+@composite
+def instance_norm(
+    input,
+    running_mean=None,
+    running_var=None,
+    weight=None,
+    bias=None,
+    use_input_stats=True,
+    momentum=0.1,
+    eps=1e-5,
+):
+    """batch_norm of every sample by itself (Ulyanov, Vedaldi and Lempitsky, 2016): input (N, C, ...), the others (C,) or None.
+
+    use_input_stats=True moves the running statistics, where given, towards the mean of the samples' own; False uses them.
+    ValueError for samples with one value a channel, RuntimeError for missing statistics or wrong shapes.
+    """
+    tensors = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
+    _channels("instance_norm", input, **tensors)
+    if not use_input_stats:
+        if running_mean is None or running_var is None:
+            raise RuntimeError(
+                "instance_norm: use_input_stats=False needs running_mean and running_var: give both, or True"
+            )
+        return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    (n, c), rest = input.shape[:2], input.shape[2:]
+    if math.prod(rest) == 1:
+        raise ValueError(
+            f"instance_norm: input {input.shape} has one value per channel and sample, whose variance is 0"
+        )
+    if not input.numel():
+        return input.clone()
+    # as float32, so that what comes back of all samples is summed before it is rounded
+    wide = {name: t.float() if t is not None and is_half(t.dtype) else t for name, t in tensors.items()}
+    each = {name: t if t is None else repeat(t, n) for name, t in wide.items()}
+    y = batch_norm(reshape(input, (1, n * c, *rest)), **each, training=True, momentum=momentum, eps=eps)
+    with no_grad():
+        for name in ("running_mean", "running_var"):
+            if tensors[name] is not None:
+                tensors[name].copy_(mean(reshape(each[name], (n, c)), 0))
+    return reshape(y, input.shape)

@@ -1,4 +1,4 @@
-"""Pooling: the largest value, or the float32 mean, of every window of (N, C, H, W)."""
+"""Pooling: the largest value, or the float32 mean, of every window of (N, C, H, W) or (N, C, L)."""
 
 import numpy as np
 
@@ -6,19 +6,29 @@ from minamp.arguments import check_floating
 from minamp.backends.conv import pool_size
 from minamp.op import NOT_LISTED, composite, op
 from minamp.ops.conv import check_images, check_size, images, images_shape, like_input, pair, reach
+from minamp.ops.indexing import index
+from minamp.ops.reduce import max as largest
+from minamp.ops.shape import flatten, squeeze, unsqueeze
 
 
-def _pooling(name, x, kernel, stride, padding, dilation, ceil_mode):
+def _pooling(name, x, kernel, stride, padding, dilation, ceil_mode, dims=2):
     """Checked arguments of a pooling in pairs, and the size of its output."""
-    check_images(name, x, 2)
-    kernel = pair(name, "kernel_size", kernel, 1)
-    stride = kernel if stride is None else pair(name, "stride", stride, 1)
-    padding, dilation = pair(name, "padding", padding, 0), pair(name, "dilation", dilation, 1)
+    check_images(name, x, dims)
+    kernel = pair(name, "kernel_size", kernel, 1, dims)
+    stride = kernel if stride is None else pair(name, "stride", stride, 1, dims)
+    padding, dilation = pair(name, "padding", padding, 0, dims), pair(name, "dilation", dilation, 1, dims)
     if any(p > k // 2 for p, k in zip(padding, kernel, strict=True)):
-        raise RuntimeError(f"{name}: padding {padding} must be at most half of kernel_size {kernel}")
-    size = pool_size(x.shape[-2:], kernel, stride, padding, dilation, ceil_mode)
-    check_size(name, x, reach(dilation, kernel), padding, size, 2)
+        raise RuntimeError(
+            f"{name}: padding {padding[-dims:]} must be at most half of kernel_size {kernel[-dims:]}"
+        )
+    size = pool_size((1,) * (2 - dims) + x.shape[-dims:], kernel, stride, padding, dilation, ceil_mode)
+    check_size(name, x, reach(dilation, kernel), padding, size, dims)
     return kernel, stride, padding, dilation, size
+
+
+def _as_row(pool, x, *settings):
+    """A pooling of lines as one of images with one row."""
+    return squeeze(pool(unsqueeze(x, -2), *settings), -2)
 
 
 def _apart(attrs):
@@ -139,16 +149,63 @@ def avg_pool2d(input, kernel_size, stride=None, padding=0, ceil_mode=False, coun
 
 
 @composite
+def max_pool1d(input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False):
+    """max_pool2d along one dimension: the largest value of every window of input (N, C, L) or (C, L)."""
+    settings = _pooling("max_pool1d", input, kernel_size, stride, padding, dilation, ceil_mode, 1)[:4]
+    return _as_row(max_pool2d, input, *settings, ceil_mode)
+
+
+@composite
+def avg_pool1d(input, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):
+    """avg_pool2d along one dimension: the mean of every window of input (N, C, L) or (C, L)."""
+    check_floating("avg_pool1d", input, NotImplementedError)
+    settings = _pooling("avg_pool1d", input, kernel_size, stride, padding, 1, ceil_mode, 1)[:3]
+    return _as_row(avg_pool2d, input, *settings, ceil_mode, count_include_pad)
+
+
+# ----------------------------------------------------------------------------------- pooling to a size, whatever the input's
+
+
+def _parts(name, x, output_size):
+    """Rows and columns as [(start, stop)] of output_size windows that cover the image; they overlap where it doesn't divide."""
+    check_floating(name, x, NotImplementedError)
+    check_images(name, x, 2)
+    sizes = (output_size,) * 2 if isinstance(output_size, int) or output_size is None else tuple(output_size)
+    sizes = tuple(n if s is None else s for s, n in zip(sizes, x.shape[-2:], strict=False)) + sizes[2:]
+    sizes = pair(name, "output_size", sizes, 1)
+    return [
+        [(i * n // s, -(-(i + 1) * n // s)) for i in range(s)]
+        for n, s in zip(x.shape[-2:], sizes, strict=True)
+    ]
+
+
+@composite
 def adaptive_avg_pool2d(input, output_size):
     """The mean over a grid of output_size windows that cover the image, as torch's; None keeps a size."""
-    check_floating("adaptive_avg_pool2d", input, NotImplementedError)
-    check_images("adaptive_avg_pool2d", input, 2)
-    sizes = (output_size,) * 2 if isinstance(output_size, int) or output_size is None else tuple(output_size)
-    sizes = tuple(n if s is None else s for s, n in zip(sizes, input.shape[-2:], strict=False)) + sizes[2:]
-    sizes = pair("adaptive_avg_pool2d", "output_size", sizes, 1)
-    windows = [
-        [(i * n // s, -(-(i + 1) * n // s)) for i in range(s)]
-        for n, s in zip(input.shape[-2:], sizes, strict=True)
-    ]
+    windows = _parts("adaptive_avg_pool2d", input, output_size)
     counts = [[b - a for a, b in axis] for axis in windows]
     return window_mean(input, rows=windows[0], cols=windows[1], counts=np.outer(*counts))
+
+
+@composite
+def adaptive_avg_pool1d(input, output_size):
+    """adaptive_avg_pool2d along one dimension: output_size means of parts of input (N, C, L) or (C, L)."""
+    check_floating("adaptive_avg_pool1d", input, NotImplementedError)
+    check_images("adaptive_avg_pool1d", input, 1)
+    _, size = pair("adaptive_avg_pool1d", "output_size", output_size, 1, 1)
+    return _as_row(adaptive_avg_pool2d, input, (1, size))
+
+
+@composite
+def adaptive_max_pool2d(input, output_size):
+    """The largest value of each window of adaptive_avg_pool2d's; the gradient goes to the first of several."""
+    rows, cols = (_padded(w) for w in _parts("adaptive_max_pool2d", input, output_size))
+    key = (..., rows[:, None, :, None], cols[None, :, None, :])
+    picked = index(input, key)  # (N, C, OH, OW, KH, KW)
+    return largest(flatten(picked, -2), -1).values
+
+
+def _padded(windows):
+    """(start, stop) of windows as their places, one row each, the last place repeated in windows shorter than the longest."""
+    starts, stops = np.array(windows).T
+    return np.minimum(starts[:, None] + np.arange((stops - starts).max()), stops[:, None] - 1)

@@ -7,6 +7,7 @@ from minamp.draw import generator
 from minamp.numbers import unpacked
 from minamp.op import NOT_LISTED, composite, op
 from minamp.tensor import Tensor
+from minamp.warn import warn
 
 
 def expands(shape, to):
@@ -105,6 +106,18 @@ def flatten(x, start_dim=0, end_dim=-1):
     if first > last:
         raise RuntimeError(f"flatten: start_dim {start_dim} comes after end_dim {end_dim}")
     return reshape(x, (*x.shape[:first], math.prod(x.shape[first : last + 1]), *x.shape[last + 1 :]))
+
+
+@composite
+def unflatten(x, dim, sizes):
+    """x with dimension `dim` as several of `sizes`; one of them may be -1."""
+    dim, sizes = dim_of("unflatten", x, dim), tuple(sizes)
+    known = math.prod(n for n in sizes if n != -1)
+    whole = x.shape[dim] if x.ndim else 1
+    fits = whole % max(known, 1) == 0 if -1 in sizes else whole == known
+    if not sizes or sizes.count(-1) > 1 or not fits:
+        raise RuntimeError(f"unflatten: sizes {sizes} must multiply to {whole}, dimension {dim} of {x.shape}")
+    return reshape(x, (*x.shape[:dim], *sizes, *x.shape[dim + 1 :]))
 
 
 @composite
@@ -228,9 +241,32 @@ def dropout(x, p=0.5, training=True, inplace=False):
 
     inplace is accepted as in torch, and x is left alone all the same.
     """
+    return _dropped("dropout", x, x.shape, p, training)
+
+
+def _dropped(name, x, shape, p, training):
+    """Dropout of x with one draw for each element of `shape`, which broadcasts against x."""
     if not 0 <= p <= 1:
-        raise ValueError(f"dropout: p must lie in [0, 1], got {p}")
+        raise ValueError(f"{name}: p must lie in [0, 1], got {p}")
     if not training or p == 0:
         return x
-    mask = Tensor(backends.of(x._data).keep_mask(generator(), x.shape, p))
+    mask = Tensor(backends.of(x._data).keep_mask(generator(), shape, p))
     return masked_scale(x, mask, 1 / (1 - p) if p < 1 else 0.0)
+
+
+@composite
+def dropout1d(input, p=0.5, training=True, inplace=False):
+    """Dropout of whole channels of input (N, C, L) or (C, L): all of a channel's values, or none."""
+    if input.ndim not in (2, 3):
+        raise RuntimeError(f"dropout1d: input must be (N, C, L) or (C, L), got shape {input.shape}")
+    return _dropped("dropout1d", input, (*input.shape[:-1], 1), p, training)
+
+
+@composite
+def dropout2d(input, p=0.5, training=True, inplace=False):
+    """Dropout of whole channels of input (N, C, H, W). Of three dimensions, as in torch: (N, C, L), with a warning."""
+    if input.ndim not in (3, 4):
+        raise RuntimeError(f"dropout2d: input must be (N, C, H, W), got shape {input.shape}: use dropout")
+    if input.ndim == 3:
+        warn(f"dropout2d: input {input.shape} is taken as (N, C, L), not (C, H, W): use dropout1d")
+    return _dropped("dropout2d", input, (*input.shape[:2], *(1,) * (input.ndim - 2)), p, training)

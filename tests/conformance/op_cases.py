@@ -192,6 +192,14 @@ add("conv_transpose2d", "A1x2x3x3", "A2x2x2x2", "A2")(lambda k, f, x, w, b: f(x,
 add("conv_transpose2d", "A1x2x3x3", "A2x2x3x3", variant="stride, padding")(
     lambda k, f, x, w: f(x, w, None, stride=2, padding=1, output_padding=1)
 )
+add("conv3d", "A2x2x3x3x2", "A2x2x2x2x2", "A2")(lambda k, f, x, w, b: f(x, w, b))
+add("conv3d", "A1x2x4x3x3", "A2x1x3x2x2", variant="stride, padding, dilation, groups")(
+    lambda k, f, x, w: f(x, w, None, (2, 1, 2), (2, 1, 0), (2, 1, 1), 2)
+)
+add("conv_transpose1d", "A1x2x3", "A2x2x2", "A2")(lambda k, f, x, w, b: f(x, w, b))
+add("conv_transpose1d", "A1x2x3", "A2x1x3", variant="stride, padding, groups")(
+    lambda k, f, x, w: f(x, w, None, stride=2, padding=1, output_padding=1, groups=2)
+)
 add("max_pool2d", "A1x2x4x4", half=EXACT)(lambda k, f, x: f(x, 2))
 add("max_pool2d", "A1x2x5x4", variant="stride, padding", half=EXACT)(
     lambda k, f, x: f(x, 3, stride=2, padding=1)
@@ -202,6 +210,12 @@ add("avg_pool2d", "A1x2x5x4", variant="padding")(
     lambda k, f, x: f(x, 3, stride=2, padding=1, count_include_pad=False)
 )
 add("adaptive_avg_pool2d", "A1x2x5x4")(lambda k, f, x: f(x, (2, 3)))
+add("adaptive_max_pool2d", "A1x2x5x4")(lambda k, f, x: f(x, (2, 3)))
+add("adaptive_avg_pool1d", "A2x2x5")(lambda k, f, x: f(x, 3))
+add("max_pool1d", "A2x2x5", half=EXACT)(lambda k, f, x: f(x, 2))
+add("max_pool1d", "A1x2x6", variant="stride, padding, dilation, ceil")(lambda k, f, x: f(x, 2, 1, 1, 2, True))
+add("avg_pool1d", "A2x2x5")(lambda k, f, x: f(x, 2))
+add("avg_pool1d", "A1x2x6", variant="padding, ceil")(lambda k, f, x: f(x, 3, 2, 1, True, False))
 
 # ------------------------------------------------------------------------------------------------------------------ reductions
 
@@ -249,6 +263,12 @@ add("batch_norm", "A3x2x2", "A2", "A2", variant="training")(
 )
 add("batch_norm", "A3x2x2", "A2", "A2", variant="evaluation")(
     lambda k, f, x, w, b: f(x, k.halves([1, 2], w), k.halves([2, 3], w), w, b)
+)
+add("instance_norm", "A2x2x3", "A2", "A2")(
+    lambda k, f, x, w, b: f(x, k.halves([0, 0], w), k.halves([2, 2], w), w, b)
+)
+add("instance_norm", "A2x2x3", "A2", "A2", variant="evaluation")(
+    lambda k, f, x, w, b: f(x, k.halves([1, 2], w), k.halves([2, 3], w), w, b, False)
 )
 add("normalize", "A3x4")(lambda k, f, x: f(x, dim=1))
 
@@ -303,6 +323,15 @@ add("logical_and logical_or logical_xor", "A2x3", "P2x3", check="dtypes")(lambda
 add("bitwise_not", "A2x3", check="dtypes")(lambda k, f, x: f(x > 0))
 add("repeat", "A2x3", half=EXACT)(lambda k, f, x: x.repeat(2, 1, 2))
 add("flatten", "A2x3x2", half=EXACT)(lambda k, f, x: f(x, 1))
+add("unflatten", "A2x6", half=EXACT)(lambda k, f, x: f(x, 1, (2, -1)))
+add("pixel_shuffle", "A2x4x2x3", half=EXACT)(lambda k, f, x: f(x, 2))
+add("pixel_unshuffle", "A2x1x4x2", half=EXACT)(lambda k, f, x: f(x, 2))
+add("unfold", "A2x2x4x3")(lambda k, f, x: f(x, 2))
+add("unfold", "A1x2x4x5", variant="dilation, padding, stride")(lambda k, f, x: f(x, (2, 3), 2, 1, (1, 2)))
+add("fold", "A2x8x6")(lambda k, f, x: f(x, (4, 3), 2))
+add("fold", "A1x6x9", variant="dilation, padding, stride")(
+    lambda k, f, x: f(x, (4, 5), (2, 3), (1, 2), 1, (2, 1))
+)
 add("squeeze", "A2x1x3", half=EXACT)(lambda k, f, x: f(x, 1))
 add("unsqueeze", "A2x3", half=EXACT)(lambda k, f, x: f(x, 1))
 add("t", "A2x3", half=EXACT)(lambda k, f, x: f(x))
@@ -336,14 +365,32 @@ add("unbind", "A3x4", half=EXACT)(lambda k, f, x: f(x, 1)[2])
 add("one_hot", "A3x4", check="dtypes")(lambda k, f, x: f(k.ints([1, 0, 2]), 3))
 add("pad", "A2x3x4", half=EXACT)(lambda k, f, x: f(x, (1, 2, 0, 1), value=0.5))
 add("pad", "A2x3x4", variant="reflect")(lambda k, f, x: f(x, (1, 2), mode="reflect"))
+add("pad", "A2x3x4", variant="replicate twice")(lambda k, f, x: f(x, (1, 2, 2, 1), mode="replicate"))
 add("pad", "A2x3x4", variant="replicate")(lambda k, f, x: f(x, (1, 2), mode="replicate"))
 add("interpolate", "A1x2x3x2")(lambda k, f, x: f(x, scale_factor=2))
 add("interpolate", "A1x2x3x4", variant="bilinear")(lambda k, f, x: f(x, size=(5, 2), mode="bilinear"))
 add("interpolate", "A1x2x3x2", variant="bilinear, corners")(
     lambda k, f, x: f(x, size=(4, 5), mode="bilinear", align_corners=True)
 )
+add("interpolate", "A1x2x3", variant="of a line")(lambda k, f, x: f(x, scale_factor=1.7))
+add("interpolate", "A1x2x3", variant="linear")(lambda k, f, x: f(x, size=5, mode="linear"))
+add("interpolate", "A1x2x4", variant="linear, corners")(
+    lambda k, f, x: f(x, scale_factor=(0.8,), mode="linear", align_corners=True)
+)
+add("interpolate", "A1x2x3x4", variant="bicubic")(lambda k, f, x: f(x, scale_factor=1.7, mode="bicubic"))
+add("interpolate", "A1x2x3x2", variant="bicubic, corners")(
+    lambda k, f, x: f(x, size=(4, 5), mode="bicubic", align_corners=True)
+)
+for modes in (("bilinear", "zeros"), ("bilinear", "border"), ("nearest", "zeros"), ("nearest", "border")):
+    add("grid_sample", "A2x2x4x3", "A2x2x3x2", variant=", ".join(modes))(
+        lambda k, f, x, g, modes=modes: f(x, g, *modes, align_corners=modes[1] == "zeros")
+    )
+add("grid_sampler", "A1x2x3x3", "A1x2x2x2")(lambda k, f, x, g: f(x, g, 0, 0, False))
+add("affine_grid", "A2x2x3")(lambda k, f, x: f(x, (2, 1, 3, 4), align_corners=False))
+add("affine_grid", "A2x2x3", variant="corners")(lambda k, f, x: f(x, (2, 1, 4, 3), align_corners=True))
 add("gather", "A3x4", half=ULP)(lambda k, f, x: f(x, 1, k.ints([[0, 0], [3, 1], [2, 2]])))
 add("embedding", "A4x3", half=ULP)(lambda k, f, w: f(k.ints([1, 3, 1]), w))
+add("dropout1d dropout2d", "A2x3x4", check="dtypes")(lambda k, f, x: f(x, 0.5, True))
 add("dropout", "A3x4", check="dtypes")(lambda k, f, x: f(x, 0.5, True))
 add("dropout", "A3x4", variant="evaluation", half=EXACT)(lambda k, f, x: f(x, 0.5, False))
 
@@ -355,7 +402,8 @@ INTERNAL = (
     "index_grad index_clear gather_grad scatter_clear masked_scale constant_pad_nd recurrence sum_to widen to_device "
     "matmul_wide scaled scaled_matmul trunc_divide gated "
     "conv2d_input_grad conv2d_weight_grad max_pool2d_position max_pool2d_scatter max_pool2d_gather window_mean "
-    "window_mean_grad upsample2d upsample2d_grad upsample_nearest2d upsample_bilinear2d equal allclose"
+    "window_mean_grad upsample2d upsample2d_grad upsample_nearest1d upsample_nearest2d upsample_linear1d "
+    "upsample_bilinear2d upsample_bicubic2d equal allclose"
 ).split()
 # The teaching material of ops/naive.py.
 NAIVE = "naive_half_sum naive_half_softmax naive_half_cross_entropy naive_half_layer_norm".split()

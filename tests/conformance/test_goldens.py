@@ -145,9 +145,11 @@ PROMOTES = "minamp's losses all promote; here torch's CPU kernel keeps one side'
 DTYPE_DIFFERENCES = {
     ("layer_norm", HALF_INPUT): ("float16", "RuntimeError", CPU_KERNEL),
     ("group_norm", HALF_INPUT): ("float16", "RuntimeError", CPU_KERNEL),
-    ("batch_norm", HALF_REST): ("RuntimeError", "float32", STATISTICS),
-    ("batch_norm", "float32 + float16, float16"): ("RuntimeError", "float32", STATISTICS),
-    ("batch_norm", "float32 + float16, bfloat16"): ("RuntimeError", "float32", STATISTICS),
+    **{
+        (norm, f"float32 + float16, {where}"): ("RuntimeError", "float32", STATISTICS)
+        for norm in ("batch_norm", "instance_norm")
+        for where in ("outside", "float16", "bfloat16")
+    },
     ("huber_loss", HALF_INPUT): ("float16", "float32", PROMOTES),
     ("binary_cross_entropy", HALF_INPUT): ("RuntimeError", "float32", PROMOTES),
     ("binary_cross_entropy", HALF_REST): ("RuntimeError", "float32", PROMOTES),

@@ -3,6 +3,7 @@
 import contextlib
 
 import torch
+from torch._decomp import decomposition_table
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -49,8 +50,13 @@ def fake_cuda():
     absent, bf16 = torch.cuda.amp.common.amp_definitely_not_available, torch.cuda.is_bf16_supported
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
     torch.cuda.is_bf16_supported = lambda *args, **kwargs: True
+    # torch's own makes this one of Python indices, which ask for a real device
+    sampler = torch.ops.aten.grid_sampler_2d.default
+    decomposed = decomposition_table[sampler]
+    decomposition_table[sampler] = lambda x, grid, *_: x.new_empty((*x.shape[:2], *grid.shape[1:3]))
     try:
         with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
             yield
     finally:
         torch.cuda.amp.common.amp_definitely_not_available, torch.cuda.is_bf16_supported = absent, bf16
+        decomposition_table[sampler] = decomposed
