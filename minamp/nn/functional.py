@@ -21,8 +21,20 @@ from minamp.ops.cross_entropy import (
     cross_entropy,
     nll_loss,
 )
+from minamp.ops.distance import pairwise_distance, pdist
 from minamp.ops.indexing import embedding, one_hot
+from minamp.ops.likelihood import gaussian_nll_loss, poisson_nll_loss
 from minamp.ops.loss import huber_loss, kl_div, l1_loss, mse_loss, smooth_l1_loss
+from minamp.ops.margin_loss import (
+    cosine_embedding_loss,
+    hinge_embedding_loss,
+    margin_ranking_loss,
+    multi_margin_loss,
+    multilabel_margin_loss,
+    soft_margin_loss,
+    triplet_margin_loss,
+    triplet_margin_with_distance_loss,
+)
 from minamp.ops.matmul import linear
 from minamp.ops.norm import cosine_similarity, normalize
 from minamp.ops.normalize import batch_norm, group_norm, layer_norm, log_softmax, rms_norm, softmax
@@ -39,13 +51,16 @@ __all__ = [
     "conv1d",
     "conv2d",
     "conv_transpose2d",
+    "cosine_embedding_loss",
     "cosine_similarity",
     "cross_entropy",
     "dropout",
     "elu",
     "embedding",
+    "gaussian_nll_loss",
     "gelu",
     "group_norm",
+    "hinge_embedding_loss",
     "huber_loss",
     "interpolate",
     "kl_div",
@@ -55,12 +70,18 @@ __all__ = [
     "linear",
     "log_softmax",
     "logsigmoid",
+    "margin_ranking_loss",
     "max_pool2d",
     "mse_loss",
+    "multi_margin_loss",
+    "multilabel_margin_loss",
     "nll_loss",
     "normalize",
     "one_hot",
     "pad",
+    "pairwise_distance",
+    "pdist",
+    "poisson_nll_loss",
     "prelu",
     "relu",
     "rms_norm",
@@ -68,7 +89,10 @@ __all__ = [
     "sigmoid",
     "silu",
     "smooth_l1_loss",
+    "soft_margin_loss",
     "softmax",
     "softplus",
     "tanh",
+    "triplet_margin_loss",
+    "triplet_margin_with_distance_loss",
 ]
