@@ -183,7 +183,10 @@ class Methods:
     cumsum, cumprod, prod = (_method(n) for n in ("cumsum", "cumprod", "prod"))
     cumsum_, cumprod_ = _inplace("cumsum"), _inplace("cumprod")
     # norm.py
-    norm, logsumexp, std = (_method(n) for n in ("norm", "logsumexp", "std"))
+    norm, renorm, logsumexp, std = (_method(n) for n in ("norm", "renorm", "logsumexp", "std"))
+    renorm_ = _inplace("renorm")
+    # distance.py
+    dist = _method("dist")
     # normalize.py
     softmax, log_softmax = _method("softmax"), _method("log_softmax")
     # shape.py

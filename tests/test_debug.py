@@ -56,6 +56,7 @@ def example(gpu, name, lonely, monkeypatch, region=False, elsewhere=lambda t: t)
 
 
 WITH_IDS = {"nll_loss", "cross_entropy", "naive_half_cross_entropy", "index_select", "embedding", "one_hot"}
+WITH_IDS |= {"cosine_embedding_loss", "multi_margin_loss"}
 # Their second tensor is a comparison that the example makes itself: that kernel is not the op's.
 COMPARED = {"bitwise_and", "bitwise_or", "bitwise_xor", "masked_fill", "masked_scale", "where"}
 

@@ -50,6 +50,14 @@ def test_gradients(function, arrays):
     check_grads(function, *arrays)
 
 
+@pytest.mark.parametrize("p", [0.5, 1, 1.5, 2, 3, INF])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_gradients_of_renorm(p, dim):
+    check_grads(
+        lambda x: x.renorm(p, dim, 0.7), a(3, 2, 2)
+    )  # some slices are above, some below for most orders
+
+
 # ---- values and subgradients
 
 
@@ -278,3 +286,50 @@ def test_third_derivatives_of_norms_are_those_of_differences(norm):
     step = 1e-5 * rng.standard_normal((3, 4))
     difference = (squared_second(start + step)[0].item() - squared_second(start - step)[0].item()) / 2
     assert float((third.numpy() * step).sum()) == pytest.approx(difference, rel=1e-6)
+
+
+# ---- renorm
+
+
+def test_renorm_shortens_what_is_too_long():
+    x = tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]], requires_grad=True)
+    y = x.renorm(2, 0, 1.0)
+    np.testing.assert_allclose(y._data, [[0.6, 0.8], [0.3, 0.4], [0, 0]], rtol=1e-6)
+    assert y[1:].tolist() == x[1:].tolist() and x.renorm(2, 0, 0.0).abs().sum().item() == 0
+    y.sum().backward()
+    np.testing.assert_allclose(x.grad._data, [[0.2 * 0.16, -0.2 * 0.12], [1, 1], [1, 1]], rtol=1e-5)
+    columns = x.detach().renorm(1, 1, 1.0)
+    np.testing.assert_allclose(columns.abs().sum(0)._data, [1, 1], rtol=1e-6)
+    table = x.detach().clone()
+    assert table.renorm_(2, 0, 1.0) is table and table.tolist() == y.tolist()
+    assert minamp.zeros(0, 3).renorm(2, 0, 1.0).shape == (0, 3)
+
+
+def test_renorm_of_half():
+    """The norm is float32: that of (300, 300) is a finite number, though its square is none in float16."""
+    x = minamp.full((1, 2), 300.0, dtype=float16, requires_grad=True)
+    y = x.renorm(2, 0, 1.0)
+    assert y.dtype == float16 and y.tolist() == [[np.float16(0.5**0.5)] * 2]
+    y[0, 0].backward()
+    assert x.grad.tolist() == [[np.float16(0.5**1.5 / 300), -np.float16(0.5**1.5 / 300)]]
+    with minamp.autocast():
+        assert x.renorm(2, 0, 1.0).dtype == float32
+
+
+def test_renorm_errors():
+    x = minamp.ones(2, 3)
+    for call, error, text in (
+        (
+            lambda: x[0].renorm(2, 0, 1.0),
+            RuntimeError,
+            r"renorm: input needs at least 2 dimensions, .*\(3,\)",
+        ),
+        (lambda: x.renorm(0, 0, 1.0), RuntimeError, "renorm: p must be positive, got 0"),
+        (lambda: x.renorm(math.nan, 0, 1.0), RuntimeError, "renorm: p must be positive, got nan"),
+        (lambda: x.renorm("fro", 0, 1.0), TypeError, "renorm: p must be a number, got 'fro'"),
+        (lambda: x.renorm(2, 0, -1.0), RuntimeError, "renorm: maxnorm must not be negative, got -1.0"),
+        (lambda: x.renorm(2, 2, 1.0), IndexError, "renorm: dim 2 is out of range"),
+        (lambda: x.long().renorm(2, 0, 1.0), RuntimeError, "renorm: not defined for int64"),
+    ):
+        with pytest.raises(error, match=text):
+            call()

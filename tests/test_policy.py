@@ -28,7 +28,9 @@ LISTED = {
     FP32: "exp log log2 log10 log1p expm1 pow square reciprocal rsqrt tan asin acos sinh cosh erfinv "
     "softplus layer_norm rms_norm group_norm nll_loss kl_div "
     "l1_loss smooth_l1_loss huber_loss mse_loss binary_cross_entropy_with_logits logsumexp "
-    "cosine_similarity upsample_nearest1d upsample_nearest2d upsample_linear1d upsample_bilinear2d upsample_bicubic2d",
+    "cosine_similarity upsample_nearest1d upsample_nearest2d upsample_linear1d upsample_bilinear2d upsample_bicubic2d "
+    "poisson_nll_loss cosine_embedding_loss hinge_embedding_loss "
+    "margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss dist cdist pdist renorm",
     FP32_SET_OPT_DTYPE: "softmax log_softmax sum cumsum cumprod prod vector_norm",
     FP32_APPEND_DTYPE: "norm",
     PROMOTE: "dot vdot addcmul addcdiv index_put scatter_add atan2 tensordot cross bilinear grid_sampler",
@@ -78,6 +80,18 @@ EXAMPLES = {
     **each("mse_loss l1_loss smooth_l1_loss huber_loss kl_div", lambda f, d: f(x(d), x(d))),
     **each("binary_cross_entropy binary_cross_entropy_with_logits", lambda f, d: f(x(d), x(d), x(d))),
     **each("nll_loss cross_entropy", lambda f, d: f(x(d), IDS, x(d, 3))),
+    **each("poisson_nll_loss soft_margin_loss hinge_embedding_loss", lambda f, d: f(x(d), x(d))),
+    **each("margin_ranking_loss gaussian_nll_loss", lambda f, d: f(x(d), x(d), x(d))),
+    **each(
+        "triplet_margin_loss triplet_margin_with_distance_loss", lambda f, d: f(x(d), x(d, 1, 3), x(d, 2, 1))
+    ),
+    **each("cosine_embedding_loss", lambda f, d: f(x(d), x(d), IDS)),
+    **each("multi_margin_loss", lambda f, d: f(x(d), IDS, 2, weight=x(d, 3))),
+    **each("multilabel_margin_loss", lambda f, d: f(x(d), Tensor(np.array([[1, -1, 0], [0, 2, -1]])))),
+    **each("dist pairwise_distance", lambda f, d: f(x(d), x(d, 1, 3))),
+    **each("cdist", lambda f, d: f(x(d), x(d, 4, 3))),
+    **each("pdist", lambda f, d: f(x(d))),
+    **each("renorm", lambda f, d: f(x(d), 2, 0, 0.5)),
     **each("naive_half_cross_entropy", lambda f, d: f(x(d), IDS)),
     **each("bitwise_and bitwise_or bitwise_xor", lambda f, d: f(x(d) > 0, x(d) > 1)),
     **each("bitwise_not", lambda f, d: f(x(d) > 0)),
@@ -190,10 +204,10 @@ RESULT = (
     }
     | {n: INT for n in ("argmax", "argmin", "argsort", "nonzero", "one_hot")}
 )
-COMPOSITE = {
-    **{"cross_entropy": FP32, "normalize": FP32, "interpolate": FP32},
-    **{"matrix_norm": FP32_SET_OPT_DTYPE, "grid_sample": PROMOTE},
-}
+COMPOSITE = dict.fromkeys(
+    "cross_entropy normalize interpolate gaussian_nll_loss pairwise_distance triplet_margin_with_distance_loss".split(),
+    FP32,
+) | {"matrix_norm": FP32_SET_OPT_DTYPE, "grid_sample": PROMOTE}
 
 
 @pytest.mark.parametrize("name", OPS)

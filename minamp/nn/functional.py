@@ -22,11 +22,23 @@ from minamp.ops.cross_entropy import (
     cross_entropy,
     nll_loss,
 )
+from minamp.ops.distance import pairwise_distance, pdist
 from minamp.ops.fold import fold, unfold
 from minamp.ops.gates import glu, hardsigmoid, hardswish, hardtanh, mish, relu6, selu
 from minamp.ops.grid import affine_grid, grid_sample
 from minamp.ops.indexing import embedding, one_hot
+from minamp.ops.likelihood import gaussian_nll_loss, poisson_nll_loss
 from minamp.ops.loss import huber_loss, kl_div, l1_loss, mse_loss, smooth_l1_loss
+from minamp.ops.margin_loss import (
+    cosine_embedding_loss,
+    hinge_embedding_loss,
+    margin_ranking_loss,
+    multi_margin_loss,
+    multilabel_margin_loss,
+    soft_margin_loss,
+    triplet_margin_loss,
+    triplet_margin_with_distance_loss,
+)
 from minamp.ops.matmul import linear
 from minamp.ops.norm import cosine_similarity, normalize
 from minamp.ops.normalize import (
@@ -66,6 +78,7 @@ __all__ = [
     "conv3d",
     "conv_transpose1d",
     "conv_transpose2d",
+    "cosine_embedding_loss",
     "cosine_similarity",
     "cross_entropy",
     "dropout",
@@ -74,6 +87,7 @@ __all__ = [
     "elu",
     "embedding",
     "fold",
+    "gaussian_nll_loss",
     "gelu",
     "glu",
     "grid_sample",
@@ -81,6 +95,7 @@ __all__ = [
     "hardsigmoid",
     "hardswish",
     "hardtanh",
+    "hinge_embedding_loss",
     "huber_loss",
     "instance_norm",
     "interpolate",
@@ -91,16 +106,22 @@ __all__ = [
     "linear",
     "log_softmax",
     "logsigmoid",
+    "margin_ranking_loss",
     "max_pool1d",
     "max_pool2d",
     "mish",
     "mse_loss",
+    "multi_margin_loss",
+    "multilabel_margin_loss",
     "nll_loss",
     "normalize",
     "one_hot",
     "pad",
+    "pairwise_distance",
+    "pdist",
     "pixel_shuffle",
     "pixel_unshuffle",
+    "poisson_nll_loss",
     "prelu",
     "relu",
     "relu6",
@@ -110,8 +131,11 @@ __all__ = [
     "sigmoid",
     "silu",
     "smooth_l1_loss",
+    "soft_margin_loss",
     "softmax",
     "softplus",
     "tanh",
+    "triplet_margin_loss",
+    "triplet_margin_with_distance_loss",
     "unfold",
 ]

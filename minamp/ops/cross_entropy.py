@@ -7,7 +7,7 @@ from minamp.devices import same_device
 from minamp.formats import float32, float64, is_floating
 from minamp.op import BANNED, FP32, composite, op
 from minamp.ops.elementwise import neg, where
-from minamp.ops.loss import check_reduction, each, reduced
+from minamp.ops.loss import check_reduction, each, reduce_losses, reduced
 from minamp.ops.normalize import log_softmax
 from minamp.ops.reduce import mean, sum
 from minamp.ops.shape import expands, reshape
@@ -236,7 +236,7 @@ def _soft_cross_entropy(logp, target, weight, reduction, label_smoothing, dim):
     if label_smoothing:
         target = target * (1.0 - label_smoothing) + label_smoothing / target.shape[dim]
     losses = neg(sum(_weighted(logp * target, weight, dim), dim))
-    return losses if reduction == "none" else mean(losses) if reduction == "mean" else sum(losses)
+    return reduce_losses(losses, reduction)
 
 
 def _weighted(x, weight, dim):

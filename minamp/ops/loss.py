@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from minamp.op import FP32, op
+from minamp.ops.reduce import mean, sum
 from minamp.ops.shape import expand
 from minamp.warn import warn
 
@@ -38,6 +39,11 @@ def reduced(m, losses, reduction, weight=None):
         return losses
     total = m.sum(losses)
     return total / losses.size if reduction == "mean" else total
+
+
+def reduce_losses(losses, reduction):
+    """`reduced` of a Tensor, for losses made of ops."""
+    return losses if reduction == "none" else mean(losses) if reduction == "mean" else sum(losses)
 
 
 def each(g, like, reduction, weight=None):

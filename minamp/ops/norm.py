@@ -4,13 +4,13 @@ import math
 
 import numpy as np
 
-from minamp.arguments import check_floating
+from minamp.arguments import check_floating, check_number
 from minamp.autocast import is_autocast_enabled
 from minamp.formats import float32, is_floating, is_half
 from minamp.op import FP32, FP32_APPEND_DTYPE, FP32_SET_OPT_DTYPE, NOT_LISTED, composite, op
 from minamp.ops.elementwise import maximum
 from minamp.ops.reduce import dims_of, mean, over, spread_arguments, var
-from minamp.ops.shape import expand
+from minamp.ops.shape import dim_of, expand
 
 # -------------------------------------------------------------------------------------------------------------- vector norms
 
@@ -31,7 +31,7 @@ def _norm_arguments(name, x, ord, dim, keepdim, dtype):
     return (x,), {"ord": ord, "dim": dim, "keepdim": keepdim, "dtype": dtype}
 
 
-def _norm_vjp(m, g, x, ord, dim, keepdim):
+def norm_vjp(m, g, x, ord, dim, keepdim):
     """g * d(norm)/dx: sign(x) * (|x| / norm)**(ord - 1), and 0 wherever x or the norm is 0, as PyTorch."""
     g = over(m, g, x.shape, dim, keepdim)
     if ord == 0:
@@ -57,7 +57,7 @@ class _Norm:
     def forward(m, x, *, ord, dim, keepdim, dtype):
         return m.vector_norm(x, ord, dim, keepdim)
 
-    vjp_x = _norm_vjp
+    vjp_x = norm_vjp
 
 
 @op(policy=FP32_SET_OPT_DTYPE)
@@ -90,6 +90,37 @@ def normalize(input, p=2.0, dim=1, eps=1e-12):
     length = norm(input, p, dim, True, dtype=float32 if half else None)
     y = input / maximum(length, eps)
     return y.to(input.dtype) if half and not is_autocast_enabled() else y
+
+
+@op(policy=FP32)
+class renorm:
+    """input with every slice along `dim` whose norm of order p is above maxnorm scaled down to it; norms are float32.
+
+    RuntimeError for vectors and numbers, for integers, for p <= 0 and for a negative maxnorm.
+    """
+
+    def call(input, p, dim, maxnorm):
+        check_floating("renorm", input)
+        check_number("renorm", "p", p)
+        check_number("renorm", "maxnorm", maxnorm)
+        if input.ndim < 2:
+            raise RuntimeError(f"renorm: input needs at least 2 dimensions, this one has shape {input.shape}")
+        if not p > 0:
+            raise RuntimeError(f"renorm: p must be positive, got {p}")
+        if not maxnorm >= 0:
+            raise RuntimeError(f"renorm: maxnorm must not be negative, got {maxnorm}")
+        dim = dim_of("renorm", input, dim)
+        return (input,), {"p": p, "dims": tuple(d for d in range(input.ndim) if d != dim), "maxnorm": maxnorm}
+
+    def forward(m, x, *, p, dims, maxnorm):
+        length = m.vector_norm(x, p, dims, True)
+        return x * m.where(length > maxnorm, maxnorm / (length + 1e-7), 1.0)
+
+    def vjp_x(m, g, x, p, dims, maxnorm):
+        length = m.vector_norm(x, p, dims, True)
+        along = norm_vjp(m, m.sum(g * x, dims, True), x, p, dims, True)  # what g has along the norm's slope
+        scaled = maxnorm / (length + 1e-7) * (g - along / (length + 1e-7))
+        return m.where(length > maxnorm, scaled, g)
 
 
 @op(policy=FP32, mixed="promote", ints="float")
@@ -178,7 +209,7 @@ class std:
         if not count:
             return x * math.nan
         centred = x - m.mean(x, dim, True)
-        return _norm_vjp(m, g, centred, 2, dim, keepdim) / count**0.5
+        return norm_vjp(m, g, centred, 2, dim, keepdim) / count**0.5
 
 
 @composite

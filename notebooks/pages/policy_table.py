@@ -30,8 +30,8 @@ def page():
         "",
         "Made from the registry by `python notebooks/pages/policy_table.py`; a test fails if the two differ.",
         "The lists are those of `torch.autocast('cuda')`, on every device. float64, integers and bools are never cast,",
-        "nor are in-place forms such as `x.add_(y)`. Functions made of several ops (`cross_entropy`, `normalize`) have no",
-        "policy of their own: each op inside is treated as listed here.",
+        "nor are in-place forms such as `x.add_(y)`. Functions made of several ops that are on no list (`cross_entropy`,",
+        "`normalize`) have no policy of their own: each op inside is treated as listed here.",
         "",
     ]
     for policy in POLICIES:

@@ -7,6 +7,7 @@ Inputs have 8 significant bits, so they are the same numbers in float16, bfloat1
 the oracle of all four.
 """
 
+import math
 import zlib
 from collections import namedtuple
 
@@ -290,6 +291,34 @@ for reduction in ("mean", "sum", "none"):
     add("kl_div", "A3x4", "U3x4", variant=f"of logs {reduction}".replace("mean", "batchmean"))(
         lambda k, f, x, t, r=reduction.replace("mean", "batchmean"): f(x, t, reduction=r)
     )
+    signs = [[1, -1, 1, -1], [-1, -1, 1, 1], [1, 1, -1, 0]]
+    add("soft_margin_loss", "A3x4", half=MANY, **r)(
+        lambda k, f, x, r=reduction, t=signs: f(x, k.ints(t), reduction=r)
+    )
+    add("hinge_embedding_loss", "A3x4", half=MANY, **r)(
+        lambda k, f, x, r=reduction, t=signs: f(x, k.ints(t), reduction=r)
+    )
+    add("margin_ranking_loss", "A3x4", "A3x4", half=MANY, **r)(
+        lambda k, f, a, b, r=reduction, t=signs: f(a, b, k.ints(t), 0.3, reduction=r)
+    )
+    add("cosine_embedding_loss", "A3x4", "A3x4", half=MANY, **r)(
+        lambda k, f, a, b, r=reduction: f(a, b, k.ints([1, -1, 1]), reduction=r)
+    )
+    add("triplet_margin_loss triplet_margin_with_distance_loss", "A3x4", "A3x4", "A3x4", half=MANY, **r)(
+        lambda k, f, a, p, n, r=reduction: f(a, p, n, margin=0.5, reduction=r)
+    )
+    add("multi_margin_loss", "A3x4", half=MANY, **r)(
+        lambda k, f, x, r=reduction: f(x, k.ints([1, 3, 0]), reduction=r)
+    )
+    add("multilabel_margin_loss", "A3x4", half=MANY, **r)(
+        lambda k, f, x, r=reduction: f(x, k.ints([[3, 0, -1, 1], [-1, 0, 1, 2], [2, 2, 1, -1]]), reduction=r)
+    )
+    add("poisson_nll_loss", "A3x4", "P3x4", half=MANY, **r)(
+        lambda k, f, x, t, r=reduction: f(x, t, reduction=r)
+    )
+    add("gaussian_nll_loss", "A3x4", "A3x4", "P3x4", half=MANY, **r)(
+        lambda k, f, x, t, v, r=reduction: f(x, t, v, reduction=r)
+    )
 add("kl_div", "A3x4", "A3x4", variant="log_target")(
     lambda k, f, x, t: f(x, t, reduction="batchmean", log_target=True)
 )
@@ -311,6 +340,29 @@ add("cross_entropy", "A4x3", variant="weight, ignore_index, label_smoothing", ha
         x, k.ints([1, 2, 0, -1]), weight=k.halves([1, 3, 2], x), ignore_index=-1, label_smoothing=0.2
     )
 )
+
+add("cosine_embedding_loss", "A4", "A4", variant="vectors, margin", half=MANY)(
+    lambda k, f, a, b: f(a, b, k.ints(-1), -0.9)
+)
+add("triplet_margin_loss", "A3x4", "A3x4", "A3x4", variant="p, swap", half=MANY)(
+    lambda k, f, a, p, n: f(a, p, n, 2.0, 1, 1e-3, True)
+)
+add("multi_margin_loss", "A3x4", variant="p, margin, weight", half=MANY)(
+    lambda k, f, x: f(x, k.ints([1, 3, 0]), 2, 0.5, k.halves([1, 2, 3, 4], x))
+)
+add("poisson_nll_loss", "P3x4", "P3x4", variant="full, of the mean", half=MANY)(
+    lambda k, f, x, t: f(x, t, False, True)
+)
+add("gaussian_nll_loss", "A3x4", "A3x4", "P3", variant="full, of rows", half=MANY)(
+    lambda k, f, x, t, v: f(x, t, v, True)
+)
+for p in (2.0, 1.0, math.inf, 3.0, 1.5):
+    r = {"variant": "" if p == 2 else f"p {p}"}
+    add("cdist", "A2x3x4", "A1x5x4", **r)(lambda k, f, a, b, p=p: f(a, b, p))
+    add("pdist", "A4x3", half=MANY, **r)(lambda k, f, x, p=p: f(x, p))
+    add("dist", "A3x4", "A4", half=MANY, **r)(lambda k, f, a, b, p=p: f(a, b, p))
+    add("pairwise_distance", "A3x4", "A4", half=MANY, **r)(lambda k, f, a, b, p=p: f(a, b, p))
+    add("renorm", "A3x4x2", **r)(lambda k, f, x, p=p: f(x, p, 1, 1.5))
 
 # ---------------------------------------------------------------------------------------------------------------------- shapes
 

@@ -141,6 +141,8 @@ STATISTICS = (
     "torch refuses half weights for float32 input; minamp computes in float32 as for every other mixture"
 )
 PROMOTES = "minamp's losses all promote; here torch's CPU kernel keeps one side's dtype or refuses"
+NO_HALF_KERNEL = "torch's CPU has no half kernel; minamp computes in float32 as for every other op"
+FAKE = "a fake tensor has no values: torch can't ask whether var is negative, or pick a class's weight"
 # (case or op, combination) -> (torch, minamp, why)
 DTYPE_DIFFERENCES = {
     ("layer_norm", HALF_INPUT): ("float16", "RuntimeError", CPU_KERNEL),
@@ -154,6 +156,17 @@ DTYPE_DIFFERENCES = {
     ("binary_cross_entropy", HALF_INPUT): ("RuntimeError", "float32", PROMOTES),
     ("binary_cross_entropy", HALF_REST): ("RuntimeError", "float32", PROMOTES),
     ("binary_cross_entropy_with_logits", HALF_REST): ("float16", "float32", PROMOTES),
+    **{
+        (op, f"{half}, outside"): ("RuntimeError", half, NO_HALF_KERNEL)
+        for op in ("multi_margin_loss", "multilabel_margin_loss", "cdist", "pdist")
+        for half in ("float16", "bfloat16")
+    },
+    **{
+        (case, f"{dtypes}, {region}"): ("RuntimeError", "float32", FAKE)
+        for case in ("gaussian_nll_loss", "multi_margin_loss p, margin, weight")
+        for dtypes in op_cases.DTYPES
+        for region in ("float16", "bfloat16")
+    },
     ("einsum i,j->ij", HALF_INPUT): ("float32", "RuntimeError", "one rule for all equations: one dtype"),
     ("einsum i,j->ij", HALF_REST): ("float32", "RuntimeError", "one rule for all equations: one dtype"),
 }
