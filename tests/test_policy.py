@@ -1,6 +1,9 @@
 """One loop over the registry: every op's policy is PyTorch's, and what autocast does to every op that takes floats."""
 
+import re
+import runpy
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -311,3 +314,10 @@ def test_normalisation_outside_a_region_wants_one_dtype():
             call()
         with minamp.autocast():
             assert call().dtype == float32
+
+
+def test_what_the_page_calls_absent_is_absent():
+    """The names beside the lists in notebooks/pages/policy_table.py, and the recurrent layers that stand in for some."""
+    page = runpy.run_path(str(Path(__file__).parents[1] / "notebooks/pages/policy_table.py"))
+    names = set(re.findall(r"`(\w+)`", " ".join(page["ABSENT"].values())))
+    assert "lstm_cell" in names and not names & set(OPS)

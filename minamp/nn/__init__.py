@@ -1,7 +1,26 @@
 """Networks: Module and Parameter, the layers, the losses, their initialisation, clip_grad_norm_."""
 
 from minamp.nn import functional, init, utils
-from minamp.nn.activations import GLU, SELU, Hardsigmoid, Hardswish, Hardtanh, Mish, ReLU6
+from minamp.nn.activations import (
+    ELU,
+    GELU,
+    GLU,
+    SELU,
+    Hardsigmoid,
+    Hardswish,
+    Hardtanh,
+    LeakyReLU,
+    LogSigmoid,
+    LogSoftmax,
+    Mish,
+    ReLU,
+    ReLU6,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Softplus,
+    Tanh,
+)
 from minamp.nn.attention import MultiheadAttention
 from minamp.nn.containers import ModuleDict, ModuleList, ParameterList, Sequential
 from minamp.nn.distance import CosineSimilarity, PairwiseDistance
@@ -47,36 +66,27 @@ from minamp.nn.normalization import (
     LayerNorm,
     RMSNorm,
 )
-from minamp.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
-from minamp.nn.stateless import (
-    ELU,
-    GELU,
+from minamp.nn.pooling import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
     AdaptiveMaxPool2d,
     AvgPool1d,
     AvgPool2d,
+    MaxPool1d,
+    MaxPool2d,
+)
+from minamp.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
+from minamp.nn.stateless import (
     Dropout,
     Dropout1d,
     Dropout2d,
     Flatten,
     Fold,
     Identity,
-    LeakyReLU,
-    LogSigmoid,
-    LogSoftmax,
-    MaxPool1d,
-    MaxPool2d,
     PixelShuffle,
     PixelUnshuffle,
     ReflectionPad2d,
-    ReLU,
     ReplicationPad2d,
-    Sigmoid,
-    SiLU,
-    Softmax,
-    Softplus,
-    Tanh,
     Unflatten,
     Unfold,
     Upsample,

@@ -20,6 +20,14 @@ MEANING = {
     "not listed": "runs in the dtypes it is given, with the ordinary type promotion",
 }
 
+# On PyTorch's lists (2.13), and not here.
+ABSENT = {
+    "lower_precision_fp": "`conv_tbc`, `conv_transpose3d`, and the cells of recurrent networks as single ops (`lstm_cell`, "
+    "`gru_cell`, `rnn_tanh_cell`, `rnn_relu_cell`): nn.LSTM and its kin are made of linear and elementwise ops",
+    "fp32": "`nuclear_norm`, the resizing of volumes (`upsample_nearest3d`, `upsample_trilinear3d`), `nearest-exact` and "
+    "antialiased resizing",
+}
+
 
 def page():
     """The text of policy_table.md."""
@@ -40,6 +48,7 @@ def page():
             f"## {policy}: {len(members)} ops",
             "",
             MEANING[policy][0].upper() + MEANING[policy][1:] + ".",
+            *([f"On PyTorch's list and not here: {ABSENT[policy]}."] if policy in ABSENT else []),
             "",
         ]
         if not members:

@@ -66,7 +66,8 @@ print("minamp", minamp.__version__, "-", len(train), "digits to train with,", le
 # %% tags=["hide-output"]
 x, w = minamp.ones(4, 4), minamp.ones(4, 4)
 h, row, half_row = x.half(), x[0], x.half()[0]
-ops = {name: o for name, o in OPS.items() if isinstance(o, Op)}  # the registry: every op with its policy
+# the registry: every op with its policy, and the listed functions that are made of ops
+ops = {name: o for name, o in OPS.items() if isinstance(o, Op) or o.policy != "not listed"}
 cases = [
     ("x @ w", "matmul", lambda: x @ w),
     ("relu(h)", "relu", lambda: h.relu()),
