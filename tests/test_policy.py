@@ -123,6 +123,8 @@ EXAMPLES = {
     **each("cross", lambda f, d: f(x(d), x(d))),
     **each("bilinear", lambda f, d: f(x(d), x(d, 2, 4), x(d, 5, 3, 4), x(d, 5))),
     **each("lerp", lambda f, d: f(x(d), x(d), x(d))),
+    **each("lstm_state lstm_output", lambda f, d: f(x(d, 2, 8), x(d, 2, 2))),
+    **each("gru_state", lambda f, d: f(x(d, 2, 6), x(d, 2, 6), x(d, 2, 2))),
     **each("glu", lambda f, d: f(x(d, 2, 4))),
     **each("einsum", lambda f, d: f("ij,jk", x(d), x(d, 3, 2))),
     **each("scaled_dot_product_attention", lambda f, d: f(x(d), x(d, 4, 3), x(d, 4, 2), x(d, 2, 4))),

@@ -9,6 +9,7 @@ import minamp
 import minamp.nn.functional as F
 from minamp import GradScaler, autocast, bfloat16, float16, float32, float64, nn, optim, tensor
 from minamp.autograd import check_grads
+from minamp.methods import OPS
 from minamp.tensor import Tensor
 
 _rng = np.random.default_rng(5)
@@ -407,3 +408,12 @@ def test_what_autocast_does_not_cast_is_refused():
 def test_no_sequences():
     y, (h, c) = nn.LSTM(5, 4)(X[:, :0])
     assert y.shape == (6, 0, 4) and h.shape == c.shape == (1, 0, 4)
+
+
+@pytest.mark.parametrize(
+    "name, shapes", [("lstm_state", (8, 2)), ("lstm_output", (8, 2)), ("gru_state", (6, 6, 2))]
+)
+def test_the_gradients_of_a_step(name, shapes):
+    rng = np.random.default_rng(4)
+    for lead in ((), (3,), (2, 3)):
+        check_grads(OPS[name], *(rng.standard_normal((*lead, n)) for n in shapes))

@@ -1,7 +1,8 @@
 """RNN, LSTM and GRU over whole sequences, and their cells, which take one step.
 
-A step is made of ordinary ops, and in half each of them rounds: both products, their sum, every gate, h and c. Under autocast
-all of these are half whatever hx is, as in PyTorch. A weight's gradients of all steps are summed in float32.
+In half both products are rounded, an LSTM's sum of them, h and c; what lies between is float32 (ops/cells.py), as in a GPU's
+fused steps. Under autocast all of these are half whatever hx is, as in PyTorch. A weight's gradients of all steps are summed in
+float32.
 """
 
 import math
@@ -14,7 +15,8 @@ from minamp.nn import functional as F
 from minamp.nn import init
 from minamp.nn.layers import new_parameter
 from minamp.nn.module import Module
-from minamp.ops.arrange import chunk, unbind
+from minamp.ops.arrange import unbind
+from minamp.ops.cells import gru_state, lstm_output, lstm_state
 from minamp.ops.shape import cat, stack
 from minamp.tensor import Tensor
 from minamp.warn import warn
@@ -40,19 +42,16 @@ class _LSTMStep:
     gates, states = 4, ("h_0", "c_0")
 
     def _step(self, x, weight, bias, h, c):
-        i, f, g, o = chunk(x + F.linear(h, weight, bias), 4, -1)
-        c = F.sigmoid(f) * c + F.sigmoid(i) * F.tanh(g)
-        return F.sigmoid(o) * F.tanh(c), c
+        gates = x + F.linear(h, weight, bias)
+        c = lstm_state(gates, c)
+        return lstm_output(gates, c), c
 
 
 class _GRUStep:
     gates, states = 3, ("h_0",)
 
     def _step(self, x, weight, bias, h):
-        xr, xz, xn = chunk(x, 3, -1)
-        hr, hz, hn = chunk(F.linear(h, weight, bias), 3, -1)
-        n = F.tanh(xn + F.sigmoid(xr + hr) * hn)
-        return (n + F.sigmoid(xz + hz) * (h - n),)
+        return (gru_state(x, F.linear(h, weight, bias), h),)
 
 
 # --------------------------------------------------------------------------------------------------- what layers and cells share

@@ -6,6 +6,7 @@ from minamp.ops import (
     arrange,
     attention,
     cast,
+    cells,
     compare,
     contractions,
     conv,

@@ -452,7 +452,7 @@ add("dropout", "A3x4", variant="evaluation", half=EXACT)(lambda k, f, x: f(x, 0.
 # Python bool and have no dtype.
 INTERNAL = (
     "index_grad index_clear gather_grad scatter_clear masked_scale constant_pad_nd recurrence sum_to widen to_device "
-    "matmul_wide scaled scaled_matmul trunc_divide gated "
+    "matmul_wide scaled scaled_matmul trunc_divide gated lstm_state lstm_output gru_state "
     "conv2d_input_grad conv2d_weight_grad max_pool2d_position max_pool2d_scatter max_pool2d_gather window_mean "
     "window_mean_grad upsample2d upsample2d_grad upsample_nearest1d upsample_nearest2d upsample_linear1d "
     "upsample_bilinear2d upsample_bicubic2d equal allclose"

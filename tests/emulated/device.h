@@ -47,7 +47,8 @@
 #define __CUDACC_VER_MAJOR__ 13  // CuPy's headers ask for it
 
 // CUDA's functions are global ones.
-using std::abs, std::ceil, std::copysign, std::cos, std::erf, std::exp, std::expm1, std::fabs, std::floor, std::fmax, std::fmin;
+using std::abs, std::acos, std::asin, std::atan, std::atan2, std::ceil, std::copysign, std::cos, std::cosh, std::erf, std::exp;
+using std::expm1, std::fabs, std::floor, std::fmax, std::fmin, std::sinh, std::tan;
 using std::fmod, std::isfinite, std::isinf, std::isnan, std::log, std::log10, std::log1p, std::log2, std::max, std::min;
 using std::pow, std::rint, std::signbit, std::sin, std::sqrt, std::tanh, std::trunc;
 static inline long long min(long long a, long b) { return a < b ? a : b; }
