@@ -293,10 +293,11 @@ def test_casts_are_the_cpus_bit_for_bit(source, target):
 
 # The gradient of a sum of normalised values is 0: what is left of terms of the size of 1 / std, about 50 here.
 CANCELLING = {"layer_norm", "rms_norm", "group_norm", "batch_norm"}
+RANDOM = {"dropout", "dropout1d", "dropout2d"}
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("name", sorted(set(test_policy.EXAMPLES) - test_cuda.SKIPPED - {"dropout"}))
+@pytest.mark.parametrize("name", sorted(set(test_policy.EXAMPLES) - test_cuda.SKIPPED - RANDOM))
 def test_every_op_against_float64(name, dtype, monkeypatch):
     y, grads = test_cuda.forward_and_back(name, dtype, "cuda", False, monkeypatch)
     if "naive" in name:  # wrong on purpose: against the CPU's own
