@@ -326,10 +326,8 @@ class conv3d:
 
 def _depths(size, kernel, stride, padding, dilation):
     """(output, offset) -> the input slice that it reads, and (input, offset) -> the output that reads it; -1 for none."""
-    ((outputs,), offsets) = (
-        conv_size(*((v,) for v in (size, kernel, stride, padding, dilation))),
-        np.arange(kernel),
-    )
+    (outputs,) = conv_size(*((v,) for v in (size, kernel, stride, padding, dilation)))
+    offsets = np.arange(kernel)
     reads = np.arange(outputs)[:, None] * stride - padding + offsets * dilation
     at = np.arange(size)[:, None] + padding - offsets * dilation
     read_by = np.where(at % stride == 0, at // stride, -1)

@@ -13,10 +13,8 @@ from minamp.ops.shape import expand, mT, permute, reshape, stack, unsqueeze
 from minamp.tensor import Tensor
 from minamp.warn import warn
 
-_MODES, _PADDINGS = (
-    ["bilinear", "nearest", "bicubic"],
-    ["zeros", "border", "reflection"],
-)  # torch numbers them
+# torch numbers them
+_MODES, _PADDINGS = ["bilinear", "nearest", "bicubic"], ["zeros", "border", "reflection"]
 
 
 @composite
