@@ -174,7 +174,9 @@ class Methods:
     gather, scatter, scatter_add = (_method(n) for n in ("gather", "scatter", "scatter_add"))
     scatter_, scatter_add_ = _inplace("scatter"), _inplace("scatter_add")
     # arrange.py
-    topk, sort, argsort = (_method(n) for n in ("topk", "sort", "argsort"))
+    topk, sort, argsort, median, narrow = (
+        _method(n) for n in ("topk", "sort", "argsort", "median", "narrow")
+    )
     tril, triu, diag = (_method(n) for n in ("tril", "triu", "diag"))
     flip, roll = _method("flip"), _method("roll")
     tril_, triu_ = _inplace("tril"), _inplace("triu")

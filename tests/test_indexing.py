@@ -852,3 +852,31 @@ def test_errors_of_blocks_and_columns():
     ):
         with pytest.raises(RuntimeError, match=text):
             call()
+
+
+def test_medians():
+    x = tensor([[3.0, 1.0, 2.0, 4.0], [1.0, np.nan, 0.0, 2.0]])
+    values, indices = x.median(1)
+    assert values[0].item() == 2.0 and np.isnan(values[1].item()) and indices.tolist() == [2, 1]
+    assert x[:1].median().item() == 2.0 and np.isnan(x.median().item()) and tensor(3.0).median().item() == 3.0
+    assert x.median(0, keepdim=True).values.shape == (1, 4)
+    assert tensor([5, 1, 3]).median().item() == 3
+    check_grads(lambda x: x.median(1).values ** 2, np.array([[3.0, 1.0, 2.0], [0.5, 7.0, -1.0]]))
+    with pytest.raises(IndexError, match=r"median: dimension 1 of \(2, 0\) has no values"):
+        minamp.zeros(2, 0).median(1)
+
+
+def test_narrow():
+    x = minamp.arange(6).reshape(2, 3)
+    assert x.narrow(1, -2, 2).tolist() == [[1, 2], [4, 5]] and x.narrow(0, 2, 0).shape == (0, 3)
+    x.narrow(1, 0, 1).fill_(9)  # a view
+    assert x.tolist() == [[9, 1, 2], [9, 4, 5]]
+    with pytest.raises(
+        IndexError, match=r"narrow: start 4 is out of range, dimension 1 of \(2, 3\) has 3 slices"
+    ):
+        x.narrow(1, 4, 0)
+    for length in (-1, 3):
+        with pytest.raises(
+            RuntimeError, match=rf"narrow: length {length} from 1 on does not fit dimension 1"
+        ):
+            x.narrow(1, -2, length)

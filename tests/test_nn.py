@@ -1033,3 +1033,18 @@ def test_a_layer_of_ones_own_draws_its_weights_when_all_else_is_there(kind):
     layer = Own(4, 8, 3, groups=2, dilation=2)
     dims = layer.weight.ndim - 2
     assert layer.seen == (4, 8, (3,) * dims, 2, (2,) * dims)
+
+
+def test_what_stands_at_a_dotted_name():
+    net = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2)))
+    assert net.get_submodule("1.0") is net[1][0] and net.get_submodule("") is net
+    assert net.get_parameter("0.weight") is net[0].weight
+    assert net.get_buffer("1.0.running_mean") is net[1][0].running_mean
+    for get, target, text in (
+        (net.get_submodule, "1.3", "Sequential has no module '3'"),
+        (net.get_submodule, "0.weight", "Linear has no module 'weight'"),
+        (net.get_parameter, "1.0.running_mean", "BatchNorm1d has no parameter 'running_mean'"),
+        (net.get_buffer, "0.weight", "Linear has no buffer 'weight'"),
+    ):
+        with pytest.raises(AttributeError, match=text):
+            get(target)

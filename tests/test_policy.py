@@ -156,6 +156,8 @@ EXAMPLES = {
     **each("one_hot", lambda f, d: f(IDS)),
     **each("argsort tril triu diag nonzero", lambda f, d: f(x(d))),
     **each("sort", lambda f, d: f(x(d)).values),
+    **each("median", lambda f, d: f(x(d))),
+    **each("narrow", lambda f, d: f(x(d), 1, 0, 2)),
     **each("topk", lambda f, d: f(x(d), 2).values),
     **each("pad constant_pad_nd", lambda f, d: f(x(d), (1, 1))),
     **each("flip roll cumsum cumprod", lambda f, d: f(x(d), 1)),

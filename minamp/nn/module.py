@@ -199,6 +199,28 @@ class Module:
                     path = f"{prefix}.{name}" if prefix else name
                     yield from child.named_modules(memo, path, remove_duplicate)
 
+    def get_submodule(self, target):
+        """The module at a dotted name, itself at "". AttributeError where there is none."""
+        found = self
+        for name in filter(None, target.split(".")):
+            found = found._entry("_modules", name, "module")
+        return found
+
+    def get_parameter(self, target):
+        """The parameter at a dotted name. AttributeError where there is none."""
+        path, _, name = target.rpartition(".")
+        return self.get_submodule(path)._entry("_parameters", name, "parameter")
+
+    def get_buffer(self, target):
+        """The buffer at a dotted name. AttributeError where there is none."""
+        path, _, name = target.rpartition(".")
+        return self.get_submodule(path)._entry("_buffers", name, "buffer")
+
+    def _entry(self, table, name, kind):
+        if name not in vars(self)[table]:
+            raise AttributeError(f"{type(self).__name__} has no {kind} {name!r}")
+        return vars(self)[table][name]
+
     def _named(self, table, prefix, recurse, remove_duplicate):
         seen = set()
         modules = self.named_modules(None, prefix, remove_duplicate) if recurse else [(prefix, self)]

@@ -6,14 +6,17 @@ import numpy as np
 
 from minamp.numbers import unpacked
 from minamp.op import NOT_LISTED, composite, op
+from minamp.ops.compare import isnan
+from minamp.ops.elementwise import where
 from minamp.ops.indexing import index, index_put, number_in
 from minamp.ops.scatter import gather
-from minamp.ops.shape import dim_of, permute, reshape
+from minamp.ops.shape import dim_of, permute, reshape, squeeze
 
 # ------------------------------------------------------------------------------------------------------------------- orders
 
 Sorted = namedtuple("Sorted", ["values", "indices"])
 TopK = namedtuple("TopK", ["values", "indices"])
+Median = namedtuple("Median", ["values", "indices"])
 
 
 @op(policy=NOT_LISTED)
@@ -44,6 +47,40 @@ def topk(input, k, dim=-1, largest=True, sorted=True):
     at = argsort(input, dim, largest)
     at = index(at, (slice(None),) * dim + (slice(k),)) if input.ndim else at
     return TopK(gather(input, dim, at), at)
+
+
+@composite
+def median(input, dim=None, keepdim=False):
+    """The middle value, the lower of two, nan if there is one; with dim: (values, indices). IndexError for no values."""
+    if dim is None or not input.ndim:
+        line = median(reshape(input, (-1,)), 0)
+        return line.values if dim is None else line
+    dim = dim_of("median", input, dim)
+    n = input.shape[dim]
+    if not n:
+        raise IndexError(f"median: dimension {dim} of {input.shape} has no values")
+    order = argsort(input, dim)
+    middle, last = (narrow(order, dim, i, 1) for i in ((n - 1) // 2, n - 1))
+    at = where(isnan(gather(input, dim, last)), last, middle)  # in order nan comes last
+    values = gather(input, dim, at)
+    return Median(values, at) if keepdim else Median(squeeze(values, dim), squeeze(at, dim))
+
+
+@composite
+def narrow(input, dim, start, length):
+    """The `length` slices of input along `dim` from `start` on: a view. IndexError or RuntimeError where there are fewer."""
+    dim = dim_of("narrow", input, dim)
+    size = input.shape[dim] if input.ndim else 0
+    if not -size <= start <= size:
+        raise IndexError(
+            f"narrow: start {start} is out of range, dimension {dim} of {input.shape} has {size} slices"
+        )
+    start += size if start < 0 else 0
+    if not 0 <= length <= size - start:
+        raise RuntimeError(
+            f"narrow: length {length} from {start} on does not fit dimension {dim} of {input.shape}"
+        )
+    return index(input, (slice(None),) * dim + (slice(start, start + length),))
 
 
 # ------------------------------------------------------------------------------------------------------------------ triangles

@@ -23,7 +23,7 @@ MEANING = {
 # On PyTorch's lists (2.13), and not here.
 ABSENT = {
     "lower_precision_fp": "`conv_tbc`, `conv_transpose3d`, and the cells of recurrent networks as single ops (`lstm_cell`, "
-    "`gru_cell`, `rnn_tanh_cell`, `rnn_relu_cell`): nn.LSTM and its kin are made of linear and elementwise ops",
+    "`gru_cell`, `rnn_tanh_cell`, `rnn_relu_cell`): nn.LSTM and its kin are made of linear and of ops/cells.py",
     "fp32": "`nuclear_norm`, the resizing of volumes (`upsample_nearest3d`, `upsample_trilinear3d`), `nearest-exact` and "
     "antialiased resizing",
 }

@@ -244,6 +244,9 @@ add("var_mean std_mean", "A3x4", variant="first")(lambda k, f, x: f(x, dim=1)[0]
 add("var_mean std_mean", "A3x4", variant="second")(lambda k, f, x: f(x, dim=1)[1])
 add("argsort", "A3x4", check="dtypes")(lambda k, f, x: f(x))
 add("sort", "A3x4", half=EXACT)(lambda k, f, x: f(x, 1)[0])
+add("median", "A3x4", half=EXACT)(lambda k, f, x: f(x))
+add("median", "A3x5", variant="dim", half=EXACT)(lambda k, f, x: f(x, 1, keepdim=True)[0])
+add("narrow", "A3x4", half=EXACT)(lambda k, f, x: f(x, 1, -3, 2))
 add("topk", "A3x4", half=EXACT)(lambda k, f, x: f(x, 2)[0])
 add("cosine_similarity", "A3x4", "A3x4")(lambda k, f, a, b: f(a, b))
 
