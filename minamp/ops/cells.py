@@ -26,17 +26,24 @@ class lstm_state:
     """sigmoid(f) * c + sigmoid(i) * tanh(g) of gates (..., 4 * H), which hold i, f, g, o, and of the state c (..., H)."""
 
     def forward(m, gates, c):
-        i, f, z, _ = _parts(m, gates, 4)
-        return m.sigmoid(f) * c + m.sigmoid(i) * m.tanh(z)
+        i, f, z = _lstm(m, gates)
+        return f * c + i * z
 
-    def vjp_gates(m, g, gates, c):
-        i, f, z, _ = _parts(m, gates, 4)
-        i, f, z = m.sigmoid(i), m.sigmoid(f), m.tanh(z)
+    def shared_open(m, g, gates):
+        return _lstm(m, gates)
+
+    def vjp_gates(m, g, c, open):
+        i, f, z = open
         slopes = [g * z * _slope(i), g * c * _slope(f), g * i * (1.0 - z * z), m.zeros_like(g)]
         return m.cat(slopes, len(g.shape) - 1)
 
-    def vjp_c(m, g, gates):
-        return g * m.sigmoid(_part(m, gates, 1, 4))
+    def vjp_c(m, g, open):
+        return g * open[1]
+
+
+def _lstm(m, gates):
+    """sigmoid(i), sigmoid(f), tanh(g)."""
+    return m.sigmoid(_part(m, gates, 0, 4)), m.sigmoid(_part(m, gates, 1, 4)), m.tanh(_part(m, gates, 2, 4))
 
 
 @op(policy=NOT_LISTED)
@@ -46,13 +53,16 @@ class lstm_output:
     def forward(m, gates, c):
         return m.sigmoid(_part(m, gates, 3, 4)) * m.tanh(c)
 
-    def vjp_gates(m, g, gates, c):
-        slope = g * m.tanh(c) * _slope(m.sigmoid(_part(m, gates, 3, 4)))
-        return m.cat([m.zeros_like(g)] * 3 + [slope], len(g.shape) - 1)
+    def shared_factors(m, g, gates, c):
+        return m.sigmoid(_part(m, gates, 3, 4)), m.tanh(c)
 
-    def vjp_c(m, g, gates, c):
-        t = m.tanh(c)
-        return g * m.sigmoid(_part(m, gates, 3, 4)) * (1.0 - t * t)
+    def vjp_gates(m, g, factors):
+        o, t = factors
+        return m.cat([m.zeros_like(g)] * 3 + [g * t * _slope(o)], len(g.shape) - 1)
+
+    def vjp_c(m, g, factors):
+        o, t = factors
+        return g * o * (1.0 - t * t)
 
 
 @op(policy=NOT_LISTED)
