@@ -43,7 +43,7 @@ from minamp.backends.place import (  # noqa: F401  picking and placing
     triu,
 )
 from minamp.backends.select import keep as _keep
-from minamp.backends.select import where
+from minamp.backends.select import where  # noqa: F401  part of the vocabulary
 from minamp.backends.series import cumprod, cumsum, prod, recurrence, vector_norm  # noqa: F401
 from minamp.backends.update import (  # noqa: F401  the scaler's and the optimizers' arithmetic
     adam,

@@ -15,6 +15,7 @@ from minamp import GradScaler, autocast, data, nn, optim, save
 from minamp.autograd import Function, grad
 from minamp.nn.utils import clip_grad_norm_, clip_grad_value_
 from minamp.nn.utils import clip_grad_norm_ as limit
+from minamp.utils.checkpoint import checkpoint
 
 _scripts = Scripts()
 BROKEN, HEALTHY, broken, healthy = _scripts.ill, _scripts.well, _scripts.broken, _scripts.healthy
@@ -1659,6 +1660,40 @@ def a_rate_that_starts_at_zero():
         scaler.update()
         for group in optimizer.param_groups:
             group["lr"] = min(0.05, group["lr"] + 0.02)
+        return loss.item()
+
+    return dict(step=step, model=model, optimizer=optimizer, scaler=scaler)
+
+
+@broken("op_without_policy")
+def a_function_without_policy_beside_a_checkpoint():
+    """The checkpoint opens a region in backward, too, but not for the function."""
+
+    class Product(Function):  # the fault
+        @staticmethod
+        def forward(ctx, x, weight):
+            ctx.save_for_backward(x, weight)
+            return x @ weight
+
+        @staticmethod
+        def backward(ctx, g):
+            x, weight = ctx.saved_tensors
+            return g @ weight.mT, x.mT @ g  # the fault
+
+    x, y = digits(32)
+    model = nn.Sequential(
+        nn.Linear(784, 64), nn.Tanh(), nn.Linear(64, 64, bias=False), nn.ReLU(), nn.Linear(64, 10)
+    )
+    optimizer, scaler = optim.SGD(model.parameters(), lr=0.05), GradScaler()
+
+    def step():
+        optimizer.zero_grad()
+        with autocast():
+            h = Product.apply(model[:2](x), model[2].weight.mT)
+            loss = F.cross_entropy(checkpoint(model[3:], h), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
         return loss.item()
 
     return dict(step=step, model=model, optimizer=optimizer, scaler=scaler)
