@@ -75,6 +75,16 @@ RATES = {
         "0.025 0.0375 0.05 0.0625 0.075 0.075 0.075 0.075 0.075",
         "0.075 0.1125 0.15 0.1875 0.225 0.225 0.225 0.225 0.225",
     ),
+    "ConstantLR": (
+        lambda o: lr_scheduler.ConstantLR(o, 0.25, 3),
+        "0.025 0.025 0.025 0.1 0.1 0.1 0.1 0.1 0.1",
+        "0.075 0.075 0.075 0.3 0.3 0.3 0.3 0.3 0.3",
+    ),
+    "PolynomialLR": (
+        lambda o: lr_scheduler.PolynomialLR(o, 4, 2.0),
+        "0.1 0.05625 0.025 0.00625 0 0 0 0 0",
+        "0.3 0.16875 0.075 0.01875 0 0 0 0 0",
+    ),
     "CosineAnnealingLR": (
         lambda o: lr_scheduler.CosineAnnealingLR(o, 5, 0.01),
         "0.1 0.09140576 0.06890576 0.04109424 0.01859424 0.01 0.01859424 0.04109424 0.06890576",
@@ -323,6 +333,16 @@ def test_the_schedule_follows_the_steps_that_are_made():
             lambda o: lr_scheduler.LambdaLR(o, [abs]),
             ValueError,
             "lr_lambda has 1 values for 2 parameter groups",
+        ),
+        (
+            lambda o: lr_scheduler.ConstantLR(o, 1.5),
+            ValueError,
+            r"ConstantLR: factor must lie in \[0, 1\], got 1.5",
+        ),
+        (
+            lambda o: lr_scheduler.PolynomialLR(o, 0),
+            ValueError,
+            "PolynomialLR: total_iters must be above 0, got 0",
         ),
         (lambda o: lr_scheduler.LinearLR(o, 0), ValueError, "LinearLR: start_factor must be above 0, got 0"),
         (

@@ -200,6 +200,33 @@ class LinearLR(LRScheduler):
         return base * (self.start_factor + (self.end_factor - self.start_factor) * share)
 
 
+class ConstantLR(LRScheduler):
+    """factor times the first rate for total_iters steps, then the rate itself. ValueError unless factor lies in [0, 1]."""
+
+    def __init__(self, optimizer, factor=1.0 / 3, total_iters=5, last_epoch=-1):
+        self._positive(total_iters=total_iters)
+        check_number(self._name, "factor", factor)
+        if not 0 <= factor <= 1:
+            raise ValueError(f"{self._name}: factor must lie in [0, 1], got {factor}")
+        self.factor, self.total_iters = factor, total_iters
+        super().__init__(optimizer, last_epoch)
+
+    def _lr(self, base, step):
+        return base * self.factor if step < self.total_iters else base
+
+
+class PolynomialLR(LRScheduler):
+    """The first rate times (1 - step / total_iters)**power, down to 0 and there for good."""
+
+    def __init__(self, optimizer, total_iters=5, power=1.0, last_epoch=-1):
+        self._positive(total_iters=total_iters, power=power)
+        self.total_iters, self.power = total_iters, power
+        super().__init__(optimizer, last_epoch)
+
+    def _lr(self, base, step):
+        return base * (1 - min(step, self.total_iters) / self.total_iters) ** self.power
+
+
 class CosineAnnealingLR(LRScheduler):
     """Down to eta_min along half a cosine of T_max steps, and up again if they go on (Loshchilov and Hutter, 2017)."""
 
