@@ -18,6 +18,7 @@ ALIASES = {
     "not_equal": "ne",
     "swapaxes": "transpose",
     "swapdims": "transpose",
+    "moveaxis": "movedim",
     "arcsin": "asin",
     "arccos": "acos",
     "arctan": "atan",
@@ -164,7 +165,9 @@ class Methods:
     # reduce.py
     sum, mean, var, max, min, argmax = (_method(n) for n in ("sum", "mean", "var", "max", "min", "argmax"))
     amax, amin, argmin, all, any = (_method(n) for n in ("amax", "amin", "argmin", "all", "any"))
-    equal, allclose = _method("equal"), _method("allclose")
+    equal, allclose, isclose, count_nonzero = (
+        _method(n) for n in ("equal", "allclose", "isclose", "count_nonzero")
+    )
     # indexing.py
     index_put, index_select, masked_fill = (_method(n) for n in ("index_put", "index_select", "masked_fill"))
     index_put_, masked_fill_ = _inplace("index_put"), _inplace("masked_fill")
@@ -177,6 +180,7 @@ class Methods:
     topk, sort, argsort, median, narrow = (
         _method(n) for n in ("topk", "sort", "argsort", "median", "narrow")
     )
+    select, repeat_interleave = _method("select"), _method("repeat_interleave")
     tril, triu, diag = (_method(n) for n in ("tril", "triu", "diag"))
     flip, roll = _method("flip"), _method("roll")
     tril_, triu_ = _inplace("tril"), _inplace("triu")
@@ -199,6 +203,7 @@ class Methods:
         _method(n) for n in ("view", "expand", "squeeze", "unsqueeze", "t")
     )
     repeat, unflatten = _method("repeat"), _method("unflatten")
+    ravel, movedim, tile = (_method(n) for n in ("ravel", "movedim", "tile"))
 
 
 for _alias, _name in ALIASES.items():

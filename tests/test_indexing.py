@@ -880,3 +880,51 @@ def test_narrow():
             RuntimeError, match=rf"narrow: length {length} from 1 on does not fit dimension 1"
         ):
             x.narrow(1, -2, length)
+
+
+def test_slices_by_number_in_rows_and_in_other_places():
+    x = minamp.arange(24).reshape(2, 3, 4)
+    assert x.select(1, -1).tolist() == x.numpy()[:, -1].tolist() and x.ravel().tolist() == list(range(24))
+    x.select(0, 1).fill_(0)  # a view
+    assert x.numpy()[1].sum() == 0
+    assert x.movedim((0, 1), (1, 2)).shape == (4, 2, 3) and x.moveaxis(0, -1).shape == (3, 4, 2)
+    assert x.tile(2).shape == (2, 3, 8) and x.tile((2, 1, 1, 2)).shape == (2, 2, 3, 8)
+    row = tensor([5, 6, 7])
+    assert row.repeat_interleave(2).tolist() == [5, 5, 6, 6, 7, 7]
+    assert row.repeat_interleave(tensor([1, 0, 2]), 0).tolist() == [5, 7, 7]
+    assert x.repeat_interleave(2, 1).shape == (2, 6, 4) and x.repeat_interleave(2).shape == (48,)
+    for call, error, text in (
+        (
+            lambda: x.select(1, 3),
+            IndexError,
+            r"select: index 3 is out of range for dimension 1 of \(2, 3, 4\)",
+        ),
+        (lambda: x.movedim((0, 0), (1, 2)), RuntimeError, "movedim: source .* names a dimension twice"),
+        (
+            lambda: x.movedim((0,), (1, 2)),
+            RuntimeError,
+            r"movedim: source \(0,\) and destination \(1, 2\) must be as",
+        ),
+        (
+            lambda: row.repeat_interleave(-1),
+            RuntimeError,
+            "repeat_interleave: repeats must be a number from 0 on, or 3",
+        ),
+        (
+            lambda: row.repeat_interleave(tensor([1, 2]), 0),
+            RuntimeError,
+            "repeats must be a number from 0 on, or 3",
+        ),
+    ):
+        with pytest.raises(error, match=text):
+            call()
+
+
+def test_what_is_close_and_what_is_not_0():
+    a, b = tensor([1.0, np.inf, np.nan, 1e-9]), tensor([1.1, np.inf, np.nan, 0.0])
+    assert a.isclose(b).tolist() == [False, True, False, True]
+    assert a.isclose(b, rtol=0.2, equal_nan=True).all() and not a.allclose(b, rtol=0.2)
+    x = tensor([[0.0, 2.0], [0.0, -1.0]])
+    assert x.count_nonzero().item() == 2 and x.count_nonzero(0).tolist() == [0, 2]
+    with pytest.raises(RuntimeError, match="isclose: a is float32, b float64: cast one with .to"):
+        a.isclose(b.double())

@@ -156,7 +156,10 @@ EXAMPLES = {
     **each("one_hot", lambda f, d: f(IDS)),
     **each("argsort tril triu diag nonzero", lambda f, d: f(x(d))),
     **each("sort", lambda f, d: f(x(d)).values),
-    **each("median", lambda f, d: f(x(d))),
+    **each("median ravel count_nonzero", lambda f, d: f(x(d))),
+    **each("isclose", lambda f, d: f(x(d), x(d))),
+    **each("movedim select", lambda f, d: f(x(d), 0, 1)),
+    **each("tile repeat_interleave", lambda f, d: f(x(d), 2)),
     **each("narrow", lambda f, d: f(x(d), 1, 0, 2)),
     **each("topk", lambda f, d: f(x(d), 2).values),
     **each("pad constant_pad_nd", lambda f, d: f(x(d), (1, 1))),
@@ -206,10 +209,10 @@ RESULT = (
     {"to": float64}
     | {
         n: BOOL
-        for n in "isfinite isnan isinf bitwise_and bitwise_or bitwise_xor bitwise_not eq ne lt le gt ge all any "
+        for n in "isclose isfinite isnan isinf bitwise_and bitwise_or bitwise_xor bitwise_not eq ne lt le gt ge all any "
         "logical_and logical_or logical_xor logical_not".split()
     }
-    | {n: INT for n in ("argmax", "argmin", "argsort", "nonzero", "one_hot")}
+    | {n: INT for n in ("argmax", "argmin", "argsort", "nonzero", "one_hot", "count_nonzero")}
 )
 COMPOSITE = dict.fromkeys(
     "cross_entropy normalize interpolate gaussian_nll_loss pairwise_distance triplet_margin_with_distance_loss".split(),

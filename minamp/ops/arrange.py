@@ -4,13 +4,15 @@ from collections import namedtuple
 
 import numpy as np
 
+from minamp import backends
 from minamp.numbers import unpacked
 from minamp.op import NOT_LISTED, composite, op
 from minamp.ops.compare import isnan
 from minamp.ops.elementwise import where
-from minamp.ops.indexing import index, index_put, number_in
+from minamp.ops.indexing import index, index_put, integers, number_in
 from minamp.ops.scatter import gather
 from minamp.ops.shape import dim_of, permute, reshape, squeeze
+from minamp.tensor import Tensor
 
 # ------------------------------------------------------------------------------------------------------------------- orders
 
@@ -64,6 +66,31 @@ def median(input, dim=None, keepdim=False):
     at = where(isnan(gather(input, dim, last)), last, middle)  # in order nan comes last
     values = gather(input, dim, at)
     return Median(values, at) if keepdim else Median(squeeze(values, dim), squeeze(at, dim))
+
+
+@composite
+def select(input, dim, index):
+    """The slice of input at `index` along `dim`, without that dimension: a view. IndexError where there is none."""
+    dim = dim_of("select", input, dim)
+    if not input.ndim or not -input.shape[dim] <= index < input.shape[dim]:
+        raise IndexError(f"select: index {index} is out of range for dimension {dim} of {input.shape}")
+    return squeeze(narrow(input, dim, index, 1), dim)
+
+
+@composite
+def repeat_interleave(input, repeats, dim=None):
+    """Every slice along `dim` (of all values in a row by default) `repeats` times, an int or a Tensor with one for each slice."""
+    if dim is None:
+        return repeat_interleave(reshape(input, (-1,)), repeats, 0)
+    dim = dim_of("repeat_interleave", input, dim)
+    size = input.shape[dim]
+    times = integers("repeat_interleave", input, repeats) if isinstance(repeats, Tensor) else repeats
+    times = np.asarray(backends.host(times))
+    if times.ndim > 1 or times.size not in (1, size) or (times < 0).any():
+        raise RuntimeError(
+            f"repeat_interleave: repeats must be a number from 0 on, or {size} of them, got {repeats}"
+        )
+    return index(input, (slice(None),) * dim + (np.repeat(np.arange(size), times),))
 
 
 @composite

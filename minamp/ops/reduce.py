@@ -6,6 +6,7 @@ from collections import namedtuple
 import numpy as np
 
 from minamp.arguments import check_floating
+from minamp.devices import same_device
 from minamp.formats import is_floating
 from minamp.op import FP32_SET_OPT_DTYPE, NOT_LISTED, composite, op
 from minamp.ops.elementwise import maximum, minimum
@@ -228,8 +229,30 @@ def equal(a, b):
 
 
 @composite
+def isclose(a, b, rtol=1e-5, atol=1e-8, equal_nan=False):
+    """Where |a - b| <= atol + rtol * |b|, or both are the same inf; computed in float64. equal_nan: nan is close to nan.
+
+    RuntimeError for two dtypes.
+    """
+    same_device("isclose", a=a, b=b)
+    if a.dtype != b.dtype:
+        raise RuntimeError(f"isclose: a is {a.dtype}, b {b.dtype}: cast one with .to()")
+    return _close(a, b, rtol, atol, equal_nan)
+
+
+@composite
 def allclose(a, b, rtol=1e-5, atol=1e-8, equal_nan=False):
-    """True (a Python bool) if |a - b| <= atol + rtol * |b| everywhere; computed in float64."""
+    """True (a Python bool) if isclose holds everywhere; dtypes may differ."""
+    return bool(all(_close(a, b, rtol, atol, equal_nan)))
+
+
+def _close(a, b, rtol, atol, equal_nan):
     a, b = a.detach().double(), b.detach().double()
     close = ((a - b).abs() <= atol + rtol * b.abs()) | (a == b)
-    return bool(all(close | (a.isnan() & b.isnan()) if equal_nan else close))
+    return close | (a.isnan() & b.isnan()) if equal_nan else close
+
+
+@composite
+def count_nonzero(x, dim=None):
+    """How many values are not 0: of all, or along `dim` (an int or several)."""
+    return sum(x != 0, dim)

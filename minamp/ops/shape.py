@@ -109,6 +109,12 @@ def flatten(x, start_dim=0, end_dim=-1):
 
 
 @composite
+def ravel(x):
+    """All values in one dimension."""
+    return reshape(x, -1)
+
+
+@composite
 def unflatten(x, dim, sizes):
     """x with dimension `dim` as several of `sizes`; one of them may be -1."""
     dim, sizes = dim_of("unflatten", x, dim), tuple(sizes)
@@ -128,6 +134,20 @@ def transpose(x, dim0, dim1):
     if x.ndim:
         dims[a], dims[b] = b, a
     return permute(x, dims)
+
+
+@composite
+def movedim(x, source, destination):
+    """x with the dimensions `source` (an int or several) at the places `destination`, the others in their order."""
+    source, destination = ((d,) if isinstance(d, int) else tuple(d) for d in (source, destination))
+    if len(source) != len(destination):
+        raise RuntimeError(f"movedim: source {source} and destination {destination} must be as many")
+    source, destination = ([dim_of("movedim", x, d) for d in dims] for dims in (source, destination))
+    if len({*source}) < len(source) or len({*destination}) < len(source):
+        raise RuntimeError(f"movedim: source {source} or destination {destination} names a dimension twice")
+    others = iter(d for d in range(x.ndim) if d not in source)
+    to = dict(zip(destination, source, strict=True))
+    return permute(x, [to[d] if d in to else next(others) for d in range(x.ndim)])
 
 
 @composite
@@ -213,6 +233,13 @@ def repeat(x, *repeats):
     x = expand(x, tuple(n for pair in zip(sizes, shape, strict=True) for n in pair))
     out = reshape(x, tuple(r * n for r, n in zip(sizes, shape, strict=True)))
     return out.clone() if out._is_view else out  # one value repeated, or nothing, is reshaped without a copy
+
+
+@composite
+def tile(x, *dims):
+    """repeat that leaves the leading dimensions once where fewer numbers are given."""
+    sizes = unpacked(dims)
+    return repeat(x, (1,) * (x.ndim - len(sizes)) + sizes)
 
 
 @composite
