@@ -2,6 +2,7 @@
 
 from collections import OrderedDict, namedtuple
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 
@@ -48,10 +49,11 @@ class Module:
     Names and order are torch.nn.Module's, behaviour too unless a docstring says otherwise.
     """
 
+    # most modules have no hooks; the first one makes a table of the module's own
+    _forward_hooks = _forward_pre_hooks = _backward_hooks = _backward_pre_hooks = MappingProxyType({})
+
     def __init__(self):
         for table in ("_parameters", "_buffers", "_modules"):
-            object.__setattr__(self, table, {})
-        for table in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
             object.__setattr__(self, table, {})
         object.__setattr__(self, "_non_persistent", set())
         object.__setattr__(self, "training", True)
@@ -75,11 +77,11 @@ class Module:
 
     def register_forward_hook(self, hook):
         """Call hook(module, args, output) after every forward; what it returns replaces the output."""
-        return HookHandle(self._forward_hooks, hook)
+        return self._hooked("_forward_hooks", hook)
 
     def register_forward_pre_hook(self, hook):
         """Call hook(module, args) before every forward; what it returns replaces the arguments."""
-        return HookHandle(self._forward_pre_hooks, hook)
+        return self._hooked("_forward_pre_hooks", hook)
 
     def register_full_backward_hook(self, hook):
         """Call hook(module, grad_input, grad_output) in every backward through the module; both are tuples.
@@ -88,11 +90,14 @@ class Module:
         What it returns (a tuple as long) replaces grad_input. Where no input wants a gradient it is called when those of the
         outputs are there. An output that is neither a Tensor nor a tuple of them is not watched: a warning.
         """
-        return HookHandle(self._backward_hooks, hook)
+        return self._hooked("_backward_hooks", hook)
 
     def register_full_backward_pre_hook(self, hook):
         """Call hook(module, grad_output) in every backward before the module's own; what it returns replaces grad_output."""
-        return HookHandle(self._backward_pre_hooks, hook)
+        return self._hooked("_backward_pre_hooks", hook)
+
+    def _hooked(self, table, hook):
+        return HookHandle(vars(self).setdefault(table, {}), hook)
 
     # -- attributes: parameters, buffers and modules live in their tables, everything else is plain
 
