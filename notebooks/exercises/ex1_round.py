@@ -596,9 +596,8 @@ value[:20] = 2.0**-14 - np.exp2(rng.uniform(-38, -25, 20))
 value = value.astype(np.float32)
 steps = value.astype(np.float64) * 2.0**24
 whole = np.floor(steps)
-turn = np.ceil((1 - (steps - whole)) * 2.0**32).astype(
-    np.int64
-)  # the smallest r that goes up; 2^32 if none does
+# the smallest r that goes up; 2^32 if none does
+turn = np.ceil((1 - (steps - whole)) * 2.0**32).astype(np.int64)
 groups = {
     "with random bits that just take them up": np.minimum(turn, 2**32 - 1),
     "with random bits that just leave them": turn - 1,

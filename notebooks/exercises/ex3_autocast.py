@@ -39,9 +39,8 @@ def convert(array, dtype):
         if dtype != "bfloat16":
             return array.astype(dtype)
         array = array.astype(np.float32)
-        step = np.ldexp(
-            np.float32(1), np.maximum(np.frexp(array)[1], -125) - 8
-        )  # to the next bfloat16 number
+        # to the next bfloat16 number
+        step = np.ldexp(np.float32(1), np.maximum(np.frexp(array)[1], -125) - 8)
         return ((np.rint(array / step) * step).view(np.uint32) >> 16).astype(np.uint16)
 
 
@@ -437,9 +436,8 @@ for start in ("float32", "float32", "float16", "bfloat16"):
             f"The gradient of a {start} weight that is used {uses} times is wrong."
         )
         for dtype, value, right in zip(formats, ran["operands"], each, strict=True):
-            good = dtype == start or same(
-                value, convert(right, dtype)
-            )  # without a cast it is the weight itself
+            # without a cast it is the weight itself
+            good = dtype == start or same(value, convert(right, dtype))
             assert good, f"The gradient of a {dtype} copy of a weight is wrong."
 parts = rng.permutation([2048.0, 1, 1, 1, 3])
 inputs = [np.full((1, 1), part, np.float32) for part in parts]

@@ -311,9 +311,8 @@ for qn in (0.1, 0.5, math.log(2), 1.0, 2.0, 3.0):
     P = (1 - q) ** N
     drift, formula = np.log2(scales[-1] / scales[0]) / length * 1000, 1000 * q * (2 * P - 1) / (1 - P)
     attempts = length * q / (1 - P)
-    scatter = (
-        2 * math.sqrt(attempts * P * (1 - P)) / length * 1000
-    )  # each attempt is a coin: up with P, else down
+    # each attempt is a coin: up with P, else down
+    scatter = 2 * math.sqrt(attempts * P * (1 - P)) / length * 1000
     print(f"{qn:6.2g}{1 / q:9.3g}{drift:22.1f}{formula:12.1f}{scatter:6.1f}{made.mean():9.2%}")
     assert abs(drift - formula) < 3 * scatter
 print(f"\nthe border for N = 2000: one bad batch in {2000 / math.log(2):.0f}")

@@ -715,9 +715,8 @@ def two_ranks(overflows, compared, steps=60):
         for scaler, optimizer in zip(scalers, optimizers, strict=True):
             scaler.step(optimizer)
             scaler.update()
-        for i, (a, b) in enumerate(
-            zip(*(m.parameters() for m in models), strict=True)
-        ):  # the owner sends its weights
+        # the owner sends its weights
+        for i, (a, b) in enumerate(zip(*(m.parameters() for m in models), strict=True)):
             owner, other = (a, b) if i < 2 else (b, a)
             other.data = owner.detach().clone()
         scales.append([s.get_scale() for s in scalers])
