@@ -175,3 +175,15 @@ def test_nearest_that_doubles_repeats_each():
     x = tensor([[[[1.0, 2.0, 3.0, 4.0, 5.0]]]])
     y = F.interpolate(x, scale_factor=(1, 2.15))
     assert y.flatten().tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+
+
+def test_the_weights_of_two_neighbours_are_rounded_as_in_torch():
+    """One weight is rounded to float32, the other is 1 minus that: else the last bits of what is resized differ."""
+    x = np.random.default_rng(0).standard_normal((1, 1, 1, 7)).astype(np.float32)
+    at = np.maximum((np.arange(12) + 0.5) * (7 / 12) - 0.5, 0.0)
+    low = at.astype(np.int64)
+    high, part = np.minimum(low + 1, 6), (at - low).astype(np.float32) * (low < 6)
+    part = part.astype(np.float32)
+    wanted = x[..., low] * (1 - part) + x[..., high] * part
+    y = F.interpolate(minamp.tensor(x), size=(1, 12), mode="bilinear")
+    np.testing.assert_array_equal(y.numpy(), wanted)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from minamp.arguments import check_floating
+from minamp.formats import float32, float64
 from minamp.op import FP32, NOT_LISTED, composite, op
 from minamp.ops.conv import images, like_input
 
@@ -48,12 +49,13 @@ def _centres(size, out, scale, align_corners):
     return (np.arange(out) + 0.5) * (1.0 / scale if scale else size / out) - 0.5
 
 
-def _linear_taps(align_corners):
+def _linear_taps(align_corners, dtype):
     def taps(size, out, scale):
         """Output i lies between two inputs. A size that stays is a copy, whatever the scale."""
         at = np.maximum(_centres(size, out, None if out == size else scale, align_corners), 0.0)
         low = np.minimum(at.astype(np.int64), size - 1)
-        part = np.where(low < size - 1, at - low, 0.0)
+        # in the dtype of the products, as PyTorch: the other weight is 1 minus the rounded one
+        part = np.where(low < size - 1, at - low, 0.0).astype(float64 if dtype == float64 else float32)
         return size, ((low, 1.0 - part), (np.minimum(low + 1, size - 1), part))
 
     return taps
@@ -100,7 +102,7 @@ class upsample_linear1d(_Resize):
     """upsample_bilinear2d of x (N, C, L), to output_size (L,): every output between its two neighbours."""
 
     def call(input, output_size, align_corners, scale_factors=None):
-        taps = _linear_taps(align_corners)
+        taps = _linear_taps(align_corners, input.dtype)
         return _resize_arguments("upsample_linear1d", "L", input, output_size, scale_factors, taps)
 
 
@@ -121,7 +123,7 @@ class upsample_bilinear2d(_Resize):
     """x (N, C, H, W) resized to output_size (H, W), every output between its four neighbours. Products and sums are float32."""
 
     def call(input, output_size, align_corners, scale_factors=None):
-        taps = _linear_taps(align_corners)
+        taps = _linear_taps(align_corners, input.dtype)
         return _resize_arguments("upsample_bilinear2d", "H, W", input, output_size, scale_factors, taps)
 
 
