@@ -6,7 +6,7 @@ from minamp.ops.margin_loss import check_class_weight, check_margin, check_power
 
 
 class _Loss(Module):
-    def __init__(self, reduction="mean"):
+    def __init__(self, *, reduction="mean"):
         super().__init__()
         self.reduction = reduction
 
@@ -14,18 +14,12 @@ class _Loss(Module):
 class MSELoss(_Loss):
     """Mean of (input - target)^2."""
 
-    def __init__(self, *, reduction="mean"):
-        super().__init__(reduction)
-
     def forward(self, input, target):
         return F.mse_loss(input, target, reduction=self.reduction)
 
 
 class L1Loss(_Loss):
     """Mean of |input - target|."""
-
-    def __init__(self, *, reduction="mean"):
-        super().__init__(reduction)
 
     def forward(self, input, target):
         return F.l1_loss(input, target, reduction=self.reduction)
@@ -35,7 +29,7 @@ class SmoothL1Loss(_Loss):
     """Quadratic within `beta` of the target, linear outside."""
 
     def __init__(self, *, reduction="mean", beta=1.0):
-        super().__init__(reduction)
+        super().__init__(reduction=reduction)
         self.beta = beta
 
     def forward(self, input, target):
@@ -46,7 +40,7 @@ class HuberLoss(_Loss):
     """Quadratic within `delta` of the target, linear outside."""
 
     def __init__(self, reduction="mean", delta=1.0):
-        super().__init__(reduction)
+        super().__init__(reduction=reduction)
         self.delta = delta
 
     def forward(self, input, target):
@@ -57,7 +51,7 @@ class KLDivLoss(_Loss):
     """Kullback-Leibler divergence of log-probabilities from target probabilities; 'batchmean' is the textbook's mean."""
 
     def __init__(self, *, reduction="mean", log_target=False):
-        super().__init__(reduction)
+        super().__init__(reduction=reduction)
         self.log_target = log_target
 
     def forward(self, input, target):
@@ -68,7 +62,7 @@ class CrossEntropyLoss(_Loss):
     """Cross entropy of logits (N, C, ...) and class indices (N, ...); weight: (C,)."""
 
     def __init__(self, weight=None, *, ignore_index=-100, reduction="mean", label_smoothing=0.0):
-        super().__init__(reduction)
+        super().__init__(reduction=reduction)
         self.register_buffer("weight", weight)
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
 
@@ -87,7 +81,7 @@ class NLLLoss(_Loss):
     """Negative log likelihood of log-probabilities (N, C, ...) and class indices (N, ...); weight: (C,)."""
 
     def __init__(self, weight=None, *, ignore_index=-100, reduction="mean"):
-        super().__init__(reduction)
+        super().__init__(reduction=reduction)
         self.register_buffer("weight", weight)
         self.ignore_index = ignore_index
 
@@ -101,7 +95,7 @@ class BCELoss(_Loss):
     """Cross entropy of probabilities and 0/1 targets; refused under autocast: use BCEWithLogitsLoss."""
 
     def __init__(self, weight=None, *, reduction="mean"):
-        super().__init__(reduction)
+        super().__init__(reduction=reduction)
         self.register_buffer("weight", weight)
 
     def forward(self, input, target):
@@ -112,7 +106,7 @@ class BCEWithLogitsLoss(_Loss):
     """Cross entropy of logits and 0/1 targets; pos_weight weighs the positive ones."""
 
     def __init__(self, weight=None, *, reduction="mean", pos_weight=None):
-        super().__init__(reduction)
+        super().__init__(reduction=reduction)
         self.register_buffer("weight", weight)
         self.register_buffer("pos_weight", pos_weight)
 
@@ -129,7 +123,7 @@ class PoissonNLLLoss(_Loss):
     """Negative log likelihood of counts; input: the logarithm of their mean (log_input=False: their mean)."""
 
     def __init__(self, log_input=True, full=False, *, eps=1e-8, reduction="mean"):
-        super().__init__(reduction)
+        super().__init__(reduction=reduction)
         self.log_input, self.full, self.eps = log_input, full, eps
 
     def forward(self, input, target):
@@ -142,7 +136,7 @@ class GaussianNLLLoss(_Loss):
     """Negative log likelihood of measurements; input: their mean, var: their variance."""
 
     def __init__(self, *, full=False, eps=1e-6, reduction="mean"):
-        super().__init__(reduction)
+        super().__init__(reduction=reduction)
         self.full, self.eps = full, eps
 
     def forward(self, input, target, var):
@@ -155,9 +149,6 @@ class GaussianNLLLoss(_Loss):
 class SoftMarginLoss(_Loss):
     """log(1 + exp(-target * input)) of logits and targets 1 and -1."""
 
-    def __init__(self, *, reduction="mean"):
-        super().__init__(reduction)
-
     def forward(self, input, target):
         return F.soft_margin_loss(input, target, reduction=self.reduction)
 
@@ -166,7 +157,7 @@ class HingeEmbeddingLoss(_Loss):
     """A distance where target is 1, what it lacks of `margin` where it is -1."""
 
     def __init__(self, margin=1.0, *, reduction="mean"):
-        super().__init__(reduction)
+        super().__init__(reduction=reduction)
         self.margin = margin
 
     def forward(self, input, target):
@@ -177,7 +168,7 @@ class MarginRankingLoss(_Loss):
     """Wants input1 larger than input2 by `margin` where target is 1, and smaller where it is -1."""
 
     def __init__(self, margin=0.0, *, reduction="mean"):
-        super().__init__(reduction)
+        super().__init__(reduction=reduction)
         self.margin = margin
 
     def forward(self, input1, input2, target):
@@ -188,7 +179,7 @@ class CosineEmbeddingLoss(_Loss):
     """1 - cos of two rows where target is 1, what cos has above `margin` where it is -1."""
 
     def __init__(self, margin=0.0, *, reduction="mean"):
-        super().__init__(reduction)
+        super().__init__(reduction=reduction)
         self.margin = margin
 
     def forward(self, input1, input2, target):
@@ -200,7 +191,7 @@ class TripletMarginLoss(_Loss):
 
     def __init__(self, margin=1.0, p=2.0, eps=1e-6, swap=False, *, reduction="mean"):
         check_margin("TripletMarginLoss", margin)
-        super().__init__(reduction)
+        super().__init__(reduction=reduction)
         self.margin, self.p, self.eps, self.swap = margin, p, eps, swap
 
     def forward(self, anchor, positive, negative):
@@ -213,7 +204,7 @@ class TripletMarginWithDistanceLoss(_Loss):
 
     def __init__(self, *, distance_function=None, margin=1.0, swap=False, reduction="mean"):
         check_margin("TripletMarginWithDistanceLoss", margin)
-        super().__init__(reduction)
+        super().__init__(reduction=reduction)
         self.distance_function = distance_function or F.pairwise_distance
         self.margin, self.swap = margin, swap
 
@@ -231,7 +222,7 @@ class MultiMarginLoss(_Loss):
         check_power("MultiMarginLoss", p)
         if weight is not None:
             check_class_weight("MultiMarginLoss", weight)
-        super().__init__(reduction)
+        super().__init__(reduction=reduction)
         self.register_buffer("weight", weight)
         self.p, self.margin = p, margin
 
@@ -241,9 +232,6 @@ class MultiMarginLoss(_Loss):
 
 class MultiLabelMarginLoss(_Loss):
     """Wants the scores of all labels above all others by 1; a row's labels end at the first -1."""
-
-    def __init__(self, *, reduction="mean"):
-        super().__init__(reduction)
 
     def forward(self, input, target):
         return F.multilabel_margin_loss(input, target, reduction=self.reduction)
