@@ -51,12 +51,16 @@ def execute(notebook, threads=1, timeout=TIMEOUT):
 
     An error in a cell is raised here as nbclient's CellExecutionError.
     """
-    import matplotlib.font_manager  # noqa: F401  makes its cache here, the first time, and says so here and not in a cell
-    from nbclient import NotebookClient
-
-    # A kernel inherits these: its BLAS threads, and minamp from this repository.
+    # A kernel inherits these: its BLAS threads, minamp from this repository, and settings that are nobody's. A matplotlibrc, a
+    # list of fonts or a profile of IPython in somebody's home would draw other figures.
     os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
     os.environ["PYTHONPATH"] = str(FOLDER.parent)
+    os.environ["MPLCONFIGDIR"] = str(Path(sys.prefix) / "etc/matplotlib")
+    os.environ["IPYTHONDIR"] = str(Path(sys.prefix) / "etc/ipython")
+    os.environ.pop("MATPLOTLIBRC", None)
+    import matplotlib.font_manager  # noqa: F401  makes that list, the first time, and says so here and not in a cell
+    from nbclient import NotebookClient
+
     client = NotebookClient(
         notebook,
         timeout=timeout,

@@ -91,6 +91,21 @@ def test_its_claims_hold_with_the_last_digits_of_another_machine(path):
 
 
 @jupyter
+def test_the_settings_in_somebodys_home_do_not_count(tmp_path, monkeypatch):
+    import nbformat
+
+    (tmp_path / "matplotlibrc").write_text("figure.dpi: 31\n", encoding="utf-8")
+    startup = tmp_path / "profile_default/startup"
+    startup.mkdir(parents=True)
+    (startup / "mine.py").write_text("mine = True\n", encoding="utf-8")
+    for name in ("MPLCONFIGDIR", "IPYTHONDIR", "MATPLOTLIBRC"):
+        monkeypatch.setenv(name, str(tmp_path))
+    asked = "import matplotlib\nprint(matplotlib.rcParams['figure.dpi'], 'mine' in globals())"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(asked, id="a")])
+    assert build().execute(notebook).cells[0].outputs[0].text == "100.0 False\n"
+
+
+@jupyter
 @pytest.mark.parametrize("tag, changed", [("machine", False), ("other", True)])
 def test_new_times_alone_do_not_change_a_notebook(tag, changed, tmp_path, monkeypatch):
     import nbformat
