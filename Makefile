@@ -36,13 +36,13 @@ setup-gpu: $(VENV)/ready  ## add CuPy and the CUDA libraries that fit it
 setup-compile: $(VENV)/ready  ## add the CUDA compiler, so that make test compiles the kernels, without a GPU too
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,gpu-compile]'
 
-demo: $(VENV)/ready  ## three networks collapse in half precision and are cured (ARGS=--quick for 15 s)
+demo: $(VENV)/ready  ## three networks collapse in half precision and are cured (12 s, ARGS=--quick for 6 s)
 	$(RUN) -m minamp.demo $(ARGS)
 
-demo-mpi: $(VENV)/ready  ## one training on two processes, one of which dies (12 s)
+demo-mpi: $(VENV)/ready  ## one training on two processes, one of which dies (7 s)
 	$(RUN) -m minamp.demo mpi $(ARGS)
 
-detector: $(VENV)/ready  ## a detector trained in twelve ways, 25 minutes (ARGS=--quick for a minute)
+detector: $(VENV)/ready  ## a detector trained in twelve ways, 25 minutes (ARGS=--quick for 12 s)
 	$(RUN) -m minamp.demo detector $(ARGS)
 
 test: $(VENV)/ready  ## run the tests

@@ -11,7 +11,7 @@ from minamp.distributed.group import agree, group
 from minamp.formats import float32
 from minamp.nn.module import Module
 
-BUCKET_MB = 1.0  # the digits' MLP has 2.6 MB of gradients: three buckets, so that the first two travel during backward
+BUCKET_MB = 1.0  # the digits' MLP has 2.7 MB of gradients: three buckets, so that the first two travel during backward
 
 
 class DistributedDataParallel(Module):

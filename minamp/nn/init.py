@@ -45,7 +45,7 @@ def ones_(tensor):
 
 
 def trunc_normal_(tensor, mean=0.0, std=1.0, a=-2.0, b=2.0):
-    """Normal values, those outside [a, b] drawn anew. ValueError where that are more than 999 of 1000."""
+    """Normal values, those outside [a, b] drawn anew. ValueError where those are more than 999 of 1000."""
     low, high = ((limit - mean) / (std * math.sqrt(2)) for limit in (a, b))
     if not math.erf(high) - math.erf(low) > 2e-3:
         raise ValueError(

@@ -87,7 +87,7 @@ class index_grad:
 
 @op(policy=PROMOTE)
 class index_put:
-    """x with `values` written (accumulate=True: added) at `indices`, a tuple of integer or bool tensors, as in x[indices].
+    """x with `values` written, or with accumulate=True added, at `indices`, a tuple of integer or bool tensors, as in x[indices].
 
     values broadcasts to x[indices] and has the dtype of x (RuntimeError otherwise; autocast promotes). Repeated places:
     added up in float32 with accumulate, else one of the values stays. TypeError for indices that are not a tuple.

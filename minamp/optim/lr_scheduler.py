@@ -1,4 +1,4 @@
-"""Learning-rate schedules: the classes of torch.optim.lr_scheduler, each as a formula of the number of steps made.
+"""Learning-rate schedules: most classes of torch.optim.lr_scheduler, each as a formula of the number of steps made.
 
 A schedule and a loss scaler: a step that the scaler skips must not use up a step of the schedule, so let it follow those made:
 
@@ -10,7 +10,7 @@ A schedule and a loss scaler: a step that the scaler skips must not use up a ste
 PyTorch's scaler can't say so: there the schedule runs on, and warns of "lr_scheduler.step() before optimizer.step()" if the
 first step was skipped. (With capturable=True on a GPU the answer is always True.) A schedule per epoch needs no such care.
 
-The rate is computed from the first one, so one schedule a time sets it: put them in a row with SequentialLR.
+The rate is computed from the first one, so one schedule at a time sets it: put them in a row with SequentialLR.
 """
 
 import copy

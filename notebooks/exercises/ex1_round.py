@@ -670,7 +670,7 @@ for name, bits in w.items():
 #    is what was printed. The error of the mean is gone, the noise of a single weight is the price; it grows with the
 #    square root of the number of updates, the update itself with the number.
 # 3. A gradient above 65504 becomes 65504: it is wrong, by any factor, and finite. Below $2^{-24}$ it becomes 0, where
-#    nearest would still have given $2^{-24}$ from $2^{-25}$ on. Every other one loses half a step of magnitude on
+#    nearest would still have given $2^{-24}$ above $2^{-25}$. Every other one loses half a step of magnitude on
 #    average: the errors all have the same direction, they don't cancel in a sum, and so the sum is too small. And the
 #    scaler needs the infinity: it is the signal to skip the step and to lower the scale. With "rz" no overflow is ever
 #    seen, the scale grows on, and the optimizer steps with clipped gradients.

@@ -255,7 +255,7 @@ for shape in ((200,), (4, 25)):
 # ## Adam with masters
 #
 # Adam divides by the root of a mean of squares, and squares are where float16 gives out first: $g^2$ is 0 in float16 for every
-# $|g|$ up to $1.73 \cdot 10^{-4}$, and $\varepsilon = 10^{-8}$ is 0 as well. The formulas of `torch.optim.Adam`, with the number
+# $|g|$ up to $1.72 \cdot 10^{-4}$, and $\varepsilon = 10^{-8}$ is 0 as well. The formulas of `torch.optim.Adam`, with the number
 # $t = 1, 2, \ldots$ of the step:
 #
 # $$ d = g + \lambda w, \qquad m \leftarrow \beta_1 m + (1 - \beta_1)\, d, \qquad v \leftarrow \beta_2 v + (1 - \beta_2)\, d^2, $$

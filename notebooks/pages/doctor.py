@@ -23,7 +23,7 @@ SEEN = {
     "backward_in_autocast": "the region that is open when backward is called",
     "autocast_covers_nothing": "there is a region or a scaler, and no matmul or convolution of the training ran in half",
     "clip_before_unscale": "nothing has divided all gradients, or the limit, by the scale before clipping; or `unscale_` is late",
-    "clip_value_hides_overflow": "the same, and gradients that were infinite before the clipping are finite after it",
+    "clip_value_hides_overflow": "as clip_before_unscale, and gradients that were infinite before clipping are finite after it",
     "raw_optimizer_step": "`optimizer.step` outside `scaler.step`, or a descent by hand, uses gradients of a scaled loss",
     "update_forgotten": "`scaler.step` is called and `scaler.update` is not",
     "update_repeated": "two updates in one step of the loop, for different optimizers or with nothing between them",

@@ -24,8 +24,8 @@ MEANING = {
 ABSENT = {
     "lower_precision_fp": "`conv_tbc`, `conv_transpose3d`, and the cells of recurrent networks as single ops (`lstm_cell`, "
     "`gru_cell`, `rnn_tanh_cell`, `rnn_relu_cell`): nn.LSTM and its kin are made of linear and of ops/cells.py",
-    "fp32": "`nuclear_norm`, the resizing of volumes (`upsample_nearest3d`, `upsample_trilinear3d`), `nearest-exact` and "
-    "antialiased resizing",
+    "fp32": "`nuclear_norm` and `frobenius_norm`, the resizing of volumes (`upsample_nearest3d`, `upsample_trilinear3d`), "
+    "`nearest-exact` and antialiased resizing",
 }
 
 
@@ -45,7 +45,7 @@ def page():
     for policy in POLICIES:
         members = [o for o in declared if o.policy == policy]
         lines += [
-            f"## {policy}: {len(members)} ops",
+            f"## {policy}: {len(members)} op{'s' * (len(members) != 1)}",
             "",
             MEANING[policy][0].upper() + MEANING[policy][1:] + ".",
             *([f"On PyTorch's list and not here: {ABSENT[policy]}."] if policy in ABSENT else []),

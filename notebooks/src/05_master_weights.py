@@ -441,7 +441,7 @@ plt.show()
 # *Moving average of a constant 1, starting at 0, for four decays and three formats. It should reach 1 after a few times
 # $1/(1-d)$ steps.*
 #
-# The average is not noisy, it is wrong, and the more so the slower it is meant to be. Statistics and averages belong into
+# The average is not noisy, it is wrong, and the more so the slower it is meant to be. Statistics and averages belong in
 # float32. (In the last panel float32 is still on its way.)
 #
 # ## Adam's moments

@@ -129,7 +129,7 @@ for policy, text in meaning.items():
 # with. How many of them are finite, and yet infinite once they are stored in float16?
 #
 # **Predict.** Which of `exp`, `log`, `square`, `reciprocal`, `tanh`, `sqrt`, `gelu` make infinities of finite
-# halves? `log` does not, its values lie between -17 and 11. Why is it on the float32 list all the same?
+# halves? `log` does not, its values lie between -17 and 11.1. Why is it on the float32 list all the same?
 
 # %% tags=["hide-output"]
 halves = np.arange(1, 0x7C00, dtype=np.uint16).view(np.float16).astype(np.float64)

@@ -375,9 +375,10 @@ assert int(np.argmax(Loop(2.0**16, 1).run([np.nan] * 170)[0] == 0)) == 166
 
 # %% [markdown]
 # At a scale of 0 every gradient is $0 \cdot \infty$, a NaN, and the loop is locked for good. It keeps
-# running, it prints a loss, and it learns nothing. PyTorch's scaler does the same
-# ([differences](pages/differences.md)), and so does minamp's unless it is told better. `min_scale` is a
-# floor; the last printed line used it. `max_skips` is a limit to its patience:
+# running, it prints a loss, and it learns nothing. With PyTorch's scaler it ends worse: that one looks for
+# infinities before it divides. From $2^{-128}$ down $1/S$ is infinite in float32, and the first clean step
+# writes an infinity or a NaN into the weights ([differences](pages/differences.md)). So tell the scaler better:
+# `min_scale` is a floor; the last printed line used it. `max_skips` is a limit to its patience:
 
 # %%
 minamp.manual_seed(0)

@@ -518,8 +518,8 @@ assert good.saved_bytes.ratio < 0.8 and off.saved_bytes.ratio > 0.95 and wide.al
 # %% [markdown]
 # One indicator alone would mislead. In the second step there *is* a region, and it does nothing: all products
 # are float32. In the third it is on, and memory grows. The few activations shrink, but backward keeps the half
-# copies of the weights, which outweigh them by far (the more so on a CPU, where minamp keeps them in words of 4
-# bytes). Here is the whole report for the first one, times of this machine included, on the GPU if there is one:
+# copies of the weights, which outweigh them by far (the more so on a CPU, where minamp keeps large ones in words
+# of 4 bytes). Here is the whole report for the first one, times of this machine included, on the GPU if there is one:
 
 # %% tags=["machine"]
 step, parts = make_step(*STEPS["network under autocast"], device="cuda" if GPU else "cpu")

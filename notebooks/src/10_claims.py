@@ -520,9 +520,9 @@ plt.show()
 # A saving of 25 to 40 percent is one row among six. The more activations, the nearer the saving comes to half,
 # which is the best there is, as autocast halves the bytes of the red part only. The more weights and the smaller
 # the batch, the less is saved, and in the end the half copies of the weights outweigh it: memory *grows*. (These
-# copies take 2 bytes a weight on a GPU. On a CPU minamp keeps them in words of 4 bytes, which saves time and makes
-# the growth in the last panel twice as large.) As for the range: numbers up to just under 65520 still round to
-# 65504.
+# copies take 2 bytes a weight on a GPU. On a CPU minamp keeps float16 copies of 8,192 values and more in words of
+# 4 bytes, which saves time and makes the growth in the last panel twice as large.) As for the range: numbers up
+# to just under 65520 still round to 65504.
 #
 # ## (k) Softmax in float16 makes the gradients explode
 #

@@ -131,7 +131,7 @@ def tables(one, two):
     size = one["gradient bytes"]
     lines = [
         f"Measured with {os.cpu_count()} cores, MPI on one machine, one BLAS thread a rank, an MLP 784-512-512-10 with "
-        f"{size / 2**20:.1f} MB of gradients, {BATCH} samples a step on all ranks together.",
+        f"{size / 1e6:.1f} MB of gradients, {BATCH} samples a step on all ranks together.",
         "",
         "| step | 1 process | 2 processes | faster | computing alone on 2 | averaging, not hidden |",
         "|---|---|---|---|---|---|",
