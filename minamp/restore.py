@@ -20,6 +20,7 @@ from operator import is_
 import numpy as np
 
 from minamp import backends
+from minamp.announce import listeners
 from minamp.anomaly import set_detect_anomaly
 from minamp.autocast import state as autocast_state
 from minamp.backends import errors
@@ -50,7 +51,8 @@ class Snapshot:
     def __init__(self, **roots):
         self.arrays = []  # (path, array, a copy of it)
         self.leaves = []  # (path, tensor) of those that want a gradient
-        self._roots, self._undo, self._seen, self._classes = roots, [], {}, set()
+        self._roots, self._undo, self._classes = roots, [], set()
+        self._seen = {id(x): x for x in (observers, listeners)}  # of all threads: no user's lists
         self._globals()
         pending = list(roots.items())
         while pending:
@@ -73,8 +75,8 @@ class Snapshot:
             undo()
 
     def reached(self, identity):
-        """Whether the object with this id was there."""
-        return identity in self._seen
+        """The object with this id, None if it was not there."""
+        return self._seen.get(identity)
 
     def kept(self, array):
         """Whether an array was there and holds what it held."""
@@ -160,7 +162,8 @@ class Snapshot:
                 self._dict(node.hooks)
         self._dict(vars(x))
         inner = [(f"{path}.grad", x._grad), *((f"{path}.{k}", v) for k, v in vars(x).items())]
-        return [(path, x._data), *inner]
+        hooks = () if node is None or node.hooks is None else list(node.hooks.values())
+        return [(path, x._data), *inner, *((f"{path}.hook", hook) for hook in hooks)]
 
     def _array(self, path, x):
         if isinstance(x, np.ndarray) and (not x.flags.writeable or x.dtype.hasobject):
@@ -217,7 +220,7 @@ class Snapshot:
         return found
 
     def _class(self, path, kind):
-        """What a user's class and its bases hold beside their methods, as a count of all steps."""
+        """What a user's class and its bases hold, as a count of all steps, and what their methods reach."""
         found = []
         for c in kind.__mro__:
             if c in self._classes or _library(c.__module__):
@@ -226,6 +229,7 @@ class Snapshot:
             held = {n: v for n, v in vars(c).items() if not n.startswith("__") and not _descriptor(v)}
             self._attributes(c, held)
             found += [(f"{c.__name__}.{n}", v) for n, v in held.items()]
+            found += [(f"{c.__name__}.{n}", f) for n, v in vars(c).items() for f in _functions(v)]
         return found
 
     # -- the ways to put something back
@@ -333,6 +337,12 @@ def _slots(kind):
     slots = [vars(k).get("__slots__", ()) for k in kind.__mro__]
     names = [n for s in slots for n in ((s,) if isinstance(s, str) else s)]
     return [n for n in names if not n.startswith("__")]
+
+
+def _functions(x):
+    """The functions of which a method, a static or class method or a property is made."""
+    parts = (x.fget, x.fset) if isinstance(x, property) else (getattr(x, "__func__", x),)
+    return [f for f in parts if isinstance(f, types.FunctionType)]
 
 
 def _descriptor(x):

@@ -3,6 +3,7 @@
 Its operators and methods that are ops stand in methods.py, what writes into it in writes.py.
 """
 
+import functools
 import weakref
 
 import numpy as np
@@ -337,7 +338,7 @@ class Tensor(Methods, Writes):
         """
         if not callable(hook):
             raise TypeError(f"register_hook: hook must be callable, got {type(hook).__name__}")
-        return self._add_hook(lambda g, dtype: _call_hook(hook, g, dtype))
+        return self._add_hook(functools.partial(_call_hook, hook))
 
     def retain_grad(self):
         """Keep .grad for a tensor that is not a leaf. RuntimeError if it requires no grad."""

@@ -4,6 +4,7 @@ Data flows one way: minamp/restore.py keeps the state safe, calls.py and ops.py 
 (trace.py), the rules (rules/) turn facts into findings, report.py says them. advice.py looks at one step in float32.
 """
 
+import math
 import threading
 
 from minamp.announce import listeners
@@ -18,6 +19,7 @@ from minamp.clinic.rules.base import scale_of
 from minamp.clinic.trace import Trace
 from minamp.record import observe
 from minamp.restore import restored
+from minamp.scaler import GradScaler
 
 
 def doctor(step, model=None, optimizer=None, scaler=None):
@@ -30,7 +32,8 @@ def doctor(step, model=None, optimizer=None, scaler=None):
     scale and formats.
 
     The step runs twice, as it is and in float32; three to five times where it raises or spoils a parameter, fails in float32,
-    or the second call is not the first again, as in turns. What happens in a later call only is not seen.
+    steps an optimizer past the scaler, or the second call is not the first again, as in turns. What happens in a later call
+    only is not seen.
     Model, optimizer, scaler, gradients, random generators and all that the step reaches through its closure, its object and
     its globals are put back, also when it raises, and so is iter() of minamp's DataLoader. What can't be put back: other
     iterators and generators (they are some batches further), files, prints. An error that the doctor knows becomes a finding,
@@ -80,7 +83,23 @@ def _examined(step, patient, before):
     if reference is None or unsound and not patient.kept(before):
         before.restore()
         trace.reference = _in_float32(step, trace, patient)
+    if rules.may_decide(trace):
+        before.restore()
+        trace.heedless = _heedless(step, trace, patient, before)
     return trace
+
+
+def _heedless(step, trace, patient, before):
+    """The ids of the optimizers that are stepped on gradients that are not finite, as those of the largest scale are."""
+    scalers = {c.owner: before.reached(c.owner) for c in trace.calls("scaler.scale")}
+    for scaler in scalers.values():
+        if isinstance(scaler, GradScaler):
+            scaler.load_state_dict({**scaler.state_dict(), "scale": 2.0**127})
+    overflowing = Trace(parameters=patient.describe())
+    with Calls(overflowing, patient) as calls:
+        _observe(step, calls)
+    steps = overflowing.calls("optimizer.step")
+    return {c.owner for c in steps if not all(math.isfinite(g.largest) for g in c.before.values())}
 
 
 def _noted(step, patient, before, in_float32):
@@ -98,7 +117,7 @@ def _noted(step, patient, before, in_float32):
         elif trace.error is None:
             _observe(step, calls)
     trace.batch_norms = patient.still_ill(statistics)
-    trace.scalers_made = {c.owner for c in trace.calls("scaler.scale") if not before.reached(c.owner)}
+    trace.scalers_made = {c.owner for c in trace.calls("scaler.scale") if before.reached(c.owner) is None}
     trace.half_state = patient.half_state(before)
     trace.masters = patient.masters(before) if trace.loses else set()
     return trace

@@ -53,8 +53,7 @@ class Calls(listen):
 
     def by_hand(self):
         """The half weights that the step has written after backward without an optimizer: as optimizer.step's 'lost'."""
-        written = {n: w for n, w in self.moving.items() if w[0]._version[0] != w[3]}
-        return _lost(written)
+        return _lost({name: w for name, w in self.moving.items() if _is_written(*w)})
 
     @quiet
     def descents(self):
@@ -132,14 +131,12 @@ class Calls(listen):
             return {"enabled": owner.enabled}
         if name == "Function.apply":
             return {"function": owner}
-        if name == "backward":
-            versions = {name: p._version[0] for name, p in self.patient.parameters.items()}
-            return {"root": self.value_of(_first(owner)), "scaler": self.patient.scale, "versions": versions}
-        if name == "grad":
-            inputs = arguments["inputs"]
-            inputs = inputs if isinstance(inputs, list | tuple) else [inputs]
-            names = [self.patient.names.get(id(x)) for x in inputs]
-            return {"root": self.value_of(_first(owner)), "scaler": self.patient.scale, "inputs": names}
+        if name in ("backward", "grad"):
+            facts = {"roots": [self.value_of(x) for x in _listed(owner)], "scaler": self.patient.scale}
+            if name == "grad":
+                names = [self.patient.names.get(id(x)) for x in _listed(arguments["inputs"])]
+                return {**facts, "inputs": names}
+            return {**facts, "versions": {n: p._version[0] for n, p in self.patient.parameters.items()}}
         if name == "optimizer.step":
             kind = type(owner).__name__ if type(owner).__module__ == optim.__name__ else "SGD"
             rates = [float(g["lr"]) for g in owner.param_groups] if isinstance(owner, optim.SGD) else []
@@ -175,9 +172,9 @@ class Calls(listen):
             self.moving = self.patient.half_weights()
             self.unheld |= self.patient.unheld({n: self.patient.parameters[n].grad for n in call.written()})
         elif call.name == "grad":
-            self.unheld |= self.patient.unheld(
-                dict(zip(call.facts.pop("inputs"), result or (), strict=False))
-            )
+            given = dict(zip(call.facts["inputs"], result or (), strict=False))
+            self.moving |= self.patient.half_weights(gradients=given)
+            self.unheld |= self.patient.unheld(given)
 
     def value_of(self, tensor):
         """A tensor's facts; Ops, which knows where it comes from, puts its own in place."""
@@ -213,9 +210,14 @@ class Backwards(listen):
         pass
 
 
-def _first(x):
-    """A Tensor, or the first of several."""
-    return x[0] if isinstance(x, list | tuple) and x else x
+def _listed(x):
+    """A Tensor, or several, as a list."""
+    return list(x) if isinstance(x, list | tuple) else [x]
+
+
+def _is_written(p, before, _, version):
+    """Whether a weight was written: by an op, which counts up its version, or in its memory, as by NumPy."""
+    return p._version[0] != version or not np.array_equal(backends.host(p._data), before)
 
 
 def _holds_scaler(x):

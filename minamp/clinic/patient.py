@@ -104,17 +104,18 @@ class Patient:
                 found[name] = Parameter(name, p.dtype, p.shape, holders, rule == "master", finite)
         return found
 
-    def half_weights(self, optimizer=None):
+    def half_weights(self, optimizer=None, gradients=None):
         """name -> (tensor, its array, where its gradient is not 0, its version) of the half weights rounded to nearest.
 
-        optimizer: its id, None for the weights that no optimizer holds.
+        optimizer: its id, None for the weights that no optimizer holds. gradients: by name, if they are not those in .grad.
         """
         found = {}
         for name, p in self.parameters.items():
             holders, rule = self.rounding.get(id(p), UNHELD)
             wanted = optimizer in holders if optimizer is not None else not holders
-            if wanted and rule == "nearest" and is_half(p.dtype) and p.grad is not None:
-                moving = backends.host(p.grad._data) != 0
+            g = p.grad if gradients is None else gradients.get(name)
+            if wanted and rule == "nearest" and is_half(p.dtype) and g is not None:
+                moving = backends.host(g._data) != 0
                 found[name] = (p, backends.host(p._data).copy(), moving, p._version[0])
         return found
 

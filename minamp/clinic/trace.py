@@ -4,6 +4,7 @@ Two kinds of events stand in `events`: `OpRun`, an op's forward, and `Call`, a c
 backward, scaler.step, optimizer.step, zero_grad, clipping, saving. calls.py and ops.py record them.
 """
 
+import functools
 import itertools
 import math
 from collections import defaultdict
@@ -170,6 +171,8 @@ class Trace:
     masters: set = field(default_factory=set)
     # name -> (rate, cosine) of what changed the weights without an optimizer
     descents: dict = field(default_factory=dict)
+    # ids of the optimizers that step on gradients that are not finite, where it had to be tried
+    heedless: set = field(default_factory=set)
     half_state: list = field(default_factory=list)  # (where, dtype) of second moments kept in half
     error: "Error | None" = None
     reference: object = None  # advice.Reference: the float32 run
@@ -222,6 +225,29 @@ class Trace:
     def in_float16(self):
         """Whether a matmul or convolution of the training was float16."""
         return any(r.is_product and r.output.recorded and r.output.dtype == float16 for r in self.ops)
+
+    def leads_to_a_loss(self, run):
+        """Whether a backward or grad starts from what comes of an op, as it does not from what is only logged.
+
+        True where that is not known: inside a Function or a backward, and where an error has ended the step.
+        """
+        unknown = self.error is not None or run.inside("Function.apply") or run.inside("backward")
+        return unknown or run in self._under_losses
+
+    def trains(self, run):
+        """Whether an op leads to a loss, or takes what comes of a gradient: no metric."""
+        near = (run, *run.ancestors(limit=20))
+        return self.leads_to_a_loss(run) or any(v.gradient for r in near for v in r.inputs)
+
+    @functools.cached_property
+    def _under_losses(self):
+        found, queue = set(), [v.source for c in self.calls("backward", "grad") for v in c.facts["roots"]]
+        while queue:
+            run = queue.pop()
+            if run is not None and run not in found:
+                found.add(run)
+                queue += [v.source for v in run.inputs]
+        return found
 
     def held_by(self, optimizer):
         """The names of the parameters that an optimizer (its id) holds; None if none of ours."""

@@ -5,7 +5,10 @@ from dataclasses import replace
 from minamp.clinic.report import ERROR
 from minamp.clinic.rules import clipping, gradients, order, overflow, regions, softmax, state, widening
 from minamp.clinic.rules.base import CODES, RULES
-from minamp.clinic.rules.gradients import skips_explained  # asked before there is anything to judge
+from minamp.clinic.rules.gradients import (
+    skips_explained,
+)  # these two are asked before there is anything to judge
+from minamp.clinic.rules.order import may_decide
 
 _FORWARD = (
     "softmax_in_half",
@@ -21,7 +24,8 @@ CONSEQUENCES = {
     "clip_value_hides_overflow": ("clip_before_unscale",),
     "raw_optimizer_step": ("forward_overflow", "scale_pinned"),
     "scaler_rebuilt": ("scale_pinned",),
-    "forward_overflow": ("scale_pinned",),
+    "forward_overflow": ("scale_pinned", "gradients_flushed"),
+    "update_forgotten": ("scale_pinned",),
     "adam_in_half": ("forward_overflow", "scale_pinned", "updates_swamped"),
     "op_without_policy": ("scale_pinned",),
     "scale_pinned": ("gradients_flushed",),

@@ -84,11 +84,12 @@ def tail(root):
 def loss_scale(root):
     """(the factor by which a loss was multiplied before backward, whether a GradScaler did it)."""
     factor, value = 1.0, root
-    while value is not None and value.source is not None and value.size == 1:
+    while value is not None and value.source is not None:
         run = value.source
+        if value.size > 1 and not run.inside("scaler.scale"):
+            break
         if run.op == "add":  # a sum of scaled losses
-            parts = [loss_scale(v) for v in run.tensors if v.recorded]
-            scaled, by_scaler = max(parts, default=(1.0, False), key=lambda part: (part[1], part[0]))
+            scaled, by_scaler = _largest_scale(v for v in run.tensors if v.recorded)
             return factor * scaled, by_scaler
         if run.op not in _SAME_NUMBER:
             break
@@ -101,10 +102,15 @@ def loss_scale(root):
     return factor, False
 
 
+def _largest_scale(losses):
+    """The loss_scale of several losses: that of a scaler before others, the largest of these."""
+    return max(map(loss_scale, losses), default=(1.0, False), key=lambda part: (part[1], part[0]))
+
+
 def scale_of(backward):
     """(scale, by a GradScaler) of a backward call: by scaler.scale, or by hand with the number that scaler.get_scale() gives."""
     if "scale" not in backward.facts:
-        scale, by_scaler = loss_scale(backward.facts["root"])
+        scale, by_scaler = _largest_scale(backward.facts["roots"])
         backward.facts["scale"] = scale, by_scaler or scale == backward.facts["scaler"] > 1
     return backward.facts["scale"]
 

@@ -22,7 +22,7 @@ def _clips(trace):
             continue
         scale, by_scaler = scale_of(backward)
         still = still_scaled if by_scaler else _divided_later
-        unscaled = scale == 1 or _carries(clip.facts["limit"], scale)
+        unscaled = scale == 1 or _carries(clip.facts["limit"], scale) or _spares(clip, scale)
         if not unscaled and still(trace, backward, clip, scale, names):
             yield clip, scale, clip.before, clip.after
     yield from _clips_in_hooks(trace)
@@ -192,6 +192,12 @@ def _left(before, after):
 def _carries(limit, scale):
     """Whether a limit is a number that people write times the scale: clipping before unscale_ as it is done after it."""
     return not _chosen(limit) and _chosen(limit / scale)
+
+
+def _spares(clip, scale):
+    """Whether a limit that is computed, or larger than the scale, has left more than one for unscaled gradients would have."""
+    limit = clip.facts["limit"]
+    return (limit >= scale or not _chosen(limit)) and _left(clip.before, clip.after) > scale**-0.5
 
 
 def _reads_a_size(run):

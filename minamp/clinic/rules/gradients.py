@@ -12,9 +12,9 @@ STARTING = 12  # powers of two that a scale may start too high: 2^24 where 2^12 
 
 
 def _scale(trace):
-    """The scale of the first backward; 1.0 if there was none."""
-    backward = next(iter(trace.calls("backward")), None)
-    return scale_of(backward)[0] if backward else 1.0
+    """The scale of the first backward that a scaler scales, or else of the first; 1.0 if there was none."""
+    scales = [scale_of(backward) for backward in trace.calls("backward")]
+    return next((scale for scale, by_scaler in scales if by_scaler), scales[0][0] if scales else 1.0)
 
 
 @rule
@@ -154,9 +154,13 @@ def skips_explained(trace):
 
 def _skipped(trace, update):
     """Whether a scaler.step since the update before found something not finite."""
-    before = [u.index for u in trace.calls("scaler.update") if u.index < update.index]
+    mine = [u for u in trace.calls("scaler.update") if u.owner == update.owner]
+    before = [u.index for u in mine if u.index < update.index]
     since = max(before, default=-1)
-    return any(not _ran(trace, c) for c in trace.calls("scaler.step") if since < c.index < update.index)
+    steps = [
+        c for c in trace.calls("scaler.step") if c.owner == update.owner and since < c.index < update.index
+    ]
+    return any(not _ran(trace, c) for c in steps)
 
 
 def _inherited(trace, update):

@@ -22,7 +22,25 @@ ALONG = 0.999  # the cosine between a change and the gradient, from which on it 
 
 
 def _raw_steps(trace):
-    """(call, whether its gradients are still scaled, a scale by hand or None) of optimizer.step outside scaler.step."""
+    """(call, whether its gradients are still scaled, a scale by hand or None) of the optimizer.steps that nobody guards."""
+    for call, still, scale, names in _steps_outside(trace):
+        if still or scale is None and (call.owner in trace.heedless or not _decides(trace, call, names)):
+            yield call, still, scale
+
+
+def may_decide(trace):
+    """Whether an optimizer.step outside scaler.step has finite, unscaled gradients: by chance, or because the user looks.
+
+    Of a scaler whose scale moves: where nobody calls update() it is what the user has found to do.
+    """
+    return bool(trace.calls("scaler.update")) and any(
+        not still and scale is None and _decides(trace, call, names)
+        for call, still, scale, names in _steps_outside(trace)
+    )
+
+
+def _steps_outside(trace):
+    """(call, whether its gradients are still scaled, a scale by hand or None, their names) of those outside scaler.step."""
     for call in trace.calls("optimizer.step"):
         names = trace.held_by(call.owner)
         if call.inside("scaler.step") and not _smuggled(trace, call, names):
@@ -40,8 +58,7 @@ def _raw_steps(trace):
         look = next((c for c in clips if backward.index < c.index < call.index), call)
         divided = look is not call and same_factor(look.after, call.before, 1 / scale)
         still = still_scaled(trace, backward, look, scale, names) and not divided
-        if still or by_scaler and not _decides(trace, call, names):
-            yield call, still, None if by_scaler else scale
+        yield call, still, None if by_scaler else scale, names
 
 
 def _smuggled(trace, step, names):
@@ -222,6 +239,13 @@ def unscale_every_micro_batch(trace):
         same = [c for c in calls if a.index <= c.index <= b.index]
         if len({c.facts["optimizer"] for c in same}) == 1 and _accumulates(trace, a, b, steps):
             again = True
+    if twice and not _adds_between(trace, calls):
+        return error(
+            "unscale_() is called twice for the same gradients, and the second call is refused: it would divide them again.",
+            trace.error.line,
+            "# without this unscale_: one, before all that looks at the gradients, is enough",
+            unscale_calls=len(calls),
+        )
     if again:
         return error(
             f"{'The gradients are divided by the scale' if by_hand else 'unscale_() is called'} more than once before the step: "
@@ -232,6 +256,12 @@ def unscale_every_micro_batch(trace):
             unscale_calls=len(calls),
             backward_calls=len(trace.calls("backward")),
         )
+
+
+def _adds_between(trace, calls):
+    """Whether a backward ran between the last unscale_ and the one before it, which may be of an earlier step."""
+    mine = [c for c in calls if c.facts["optimizer"] == calls[-1].facts["optimizer"]]
+    return len(mine) < 2 or any(mine[-2].index < c.index < mine[-1].index for c in trace.calls("backward"))
 
 
 def _divided_by_hand(trace):
@@ -371,10 +401,13 @@ def _left(update):
 
 @rule
 def scaler_not_saved(trace):
-    models, optimizers = trace.calls("model.state_dict"), trace.calls("optimizer.state_dict")
+    models = trace.calls("model.state_dict")
+    # of which one value is read at once: a learning rate for a log
+    optimizers = [c for c in trace.calls("optimizer.state_dict") if "state_dict()[" not in c.line]
     saved = trace.calls("save")
     whole = [c for c in saved if c.facts["whole"]]
-    kept = trace.calls("scaler.state_dict") and (not whole or any(c.facts["scaler"] for c in saved))
+    used, taken = ({c.owner for c in trace.calls(name)} for name in ("scaler.scale", "scaler.state_dict"))
+    kept = used <= taken and (not whole or any(c.facts["scaler"] for c in saved))
     if models and optimizers and trace.scaled and not kept:
         return warning(
             "The state of the model and of the optimizer is taken but not the scaler's: a run resumed from a checkpoint of them "

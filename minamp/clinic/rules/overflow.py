@@ -5,7 +5,7 @@ import math
 from minamp.clinic.rules.base import beginning, error, feeds, rule, second_moment, warning
 from minamp.formats import float16, format_of
 
-_MASKS = {"where", "add", "sub", "mul", "to", "masked_fill", "maximum", "minimum"}
+_MASKS = {"index_put", "where", "add", "sub", "mul", "to", "masked_fill", "maximum", "minimum"}
 _SQUARES = {"mul", "pow", "square", "var", "naive_half_sum", "sum", "mean"}
 _ROOTS = {"sqrt", "rsqrt", "pow", "std"}
 _SUMS = {"sum", "naive_half_sum"}
@@ -82,7 +82,7 @@ def mask_overflows(trace):
             f"A mask constant leaves float16's range: {run.op} makes {run.spoilt.kind} of {run.spoilt.count} values, and a row "
             "of nothing but masked ones, or one masked twice, gives nan.",
             run.line,
-            "scores.masked_fill(mask, float('-inf'))   # never add it; or add the mask to scores.float()",
+            f"scores.masked_fill(mask, float('{run.spoilt.kind}'))   # never add it; or add the mask to scores.float()",
             at=beginning(run),
             constant=constant,
             limit=-65504.0,
@@ -131,16 +131,16 @@ def eps_rounds_to_zero(trace):
         if not run.output.half or run.inside("optimizer.step"):
             continue
         f = format_of(run.output.dtype)
-        if run.op in {"add", "sub"} | _LIMITS:
-            tiny = [c for c in run.constants if 0 < abs(c) <= f.flush]
+        if run.op in {"add", "sub", "where", "masked_fill"} | _LIMITS:
+            tiny = [c for c in (*run.constants, run.attrs.get("value", 0)) if 0 < abs(c) <= f.flush]
         elif run.op == "to" and run.output.constant == 0:
             tiny = [c for c in run.constants if c]
         else:
             eps = run.attrs.get("eps", 0.0) if run.op.startswith("naive") else 0.0
             tiny = [eps] if 0 < eps <= f.flush else []
-        if _adds_a_zero(trace, run):
+        if not tiny and _adds_a_zero(trace, run):
             tiny = [0.0]
-        if tiny and not second_moment(trace, run):
+        if tiny and not second_moment(trace, run) and trace.trains(run):
             constant = f"The constant {tiny[0]:g}" if tiny[0] else f"A constant, made {f.name} beforehand,"
             does = "as a lower limit it lets 0 pass" if run.op in _LIMITS else "added to a zero it leaves 0"
             return error(
@@ -156,10 +156,13 @@ def eps_rounds_to_zero(trace):
 
 def _adds_a_zero(trace, run):
     """Whether a half constant that is 0 is added to what is then divided by, or put under a root or logarithm."""
+    if run.op not in ("add", "maximum", "where") or any(
+        abs(c) > format_of(run.output.dtype).flush for c in run.constants
+    ):
+        return False
     zeros = [v for v in run.tensors if v.half and v.largest == 0 and not v.recorded]
-    # full_like makes one by a cast
-    made = [v for v in zeros if v.size == 1 or v.source is None or v.source.op == "to"]
-    if run.op not in ("add", "maximum") or not made:
+    # full_like makes one by a cast; what an op has made of data, such as a count, may happen to be 0
+    if not any(v.source is None or v.source.op == "to" and v.source.inputs[0].largest for v in zeros):
         return False
     user = feeds(trace, run, _NEED_EPS)
     return user is not None and (user.op != "div" or user.inputs[-1].source is run)
@@ -209,7 +212,8 @@ def _rooted(trace, run):
     later = [r for r in trace.ops if 0 < r.index - run.index <= 40]
     users = [r for r in later if run in r.ancestors(lambda a: a is not run and _is_square(a), limit=12)]
     recorded = run.inside("Function.apply") or any(r.output.recorded for r in [run, *users])
-    return recorded and any(r.op in _ROOTS and not _is_square(r) for r in users)
+    rooted = any(r.op in _ROOTS and not _is_square(r) for r in users)
+    return recorded and rooted and trace.leads_to_a_loss(run)
 
 
 @rule
@@ -248,7 +252,7 @@ def summed_first(trace):
         elif run.op == "to" and run.output.dtype == float16 and run.spoilt and run.output.size == 1:
             if run.constants and run.constants[0] > 65504 and feeds(trace, run, ("div",)):
                 found.append(run)
-    return [run for run in found if not _squared(run) or not _rooted(trace, run)]
+    return [run for run in found if trace.trains(run) and not (_squared(run) and _rooted(trace, run))]
 
 
 def _terms(run):
@@ -288,7 +292,8 @@ def forward_overflow(trace):
     for run in _spoilt(trace):
         if run in known or run.spoilt.kind == "nan" and run.op == "log":
             continue
-        if run.output.half and (run.output.recorded or _used(trace, run)) or _reaches_a_loss(trace, run):
+        trained = run.output.half and (run.output.recorded or _used(trace, run))
+        if trained and trace.leads_to_a_loss(run) or _reaches_a_loss(trace, run):
             how = "leaves the format's range" if run.spoilt.kind != "nan" else "is undefined there"
             name = "A cast" if run.op == "to" else run.op
             return error(
@@ -308,9 +313,10 @@ def _used(trace, run):
 
 
 def _reaches_a_loss(trace, run):
+    roots = [root for b in trace.calls("backward") for root in b.facts["roots"]]
     return any(
-        not math.isfinite(b.facts["root"].largest)
-        and b.facts["root"].source is not None
-        and run in [b.facts["root"].source, *b.facts["root"].source.ancestors(limit=5000)]
-        for b in trace.calls("backward")
+        not math.isfinite(root.largest)
+        and root.source is not None
+        and run in [root.source, *root.source.ancestors(limit=5000)]
+        for root in roots
     )

@@ -64,20 +64,30 @@ def op_without_policy(trace):
         if call.region is None or not bare:
             continue
         inner = [run for run in trace.ops if run.within is call and run.region is not None]
-        listed = [run for run in inner if run.policy not in ("not listed", "Function")]
+        listed = [run for run in inner if _is_listed(run)]
         # its backward opens the region that it needs; one at the line of backward() itself is a checkpoint's second run
         if any(c.inside("backward") and c.line != c.within.line for c in trace.calls("autocast")):
             continue
         failed = trace.error is not None and trace.error.function is kind
-        if listed or failed:
+        dtype = call.region if failed or any(run.is_product for run in listed) else float32
+        if failed or any(run.is_product for run in listed) or listed and _is_cast_in_backward(trace, call):
             return error(
                 f"{kind.__name__} is an autograd.Function without {' and '.join(map(_decorator, bare))}: its forward is cast by "
                 "the region it stands in, its backward runs outside every region and meets other formats.",
                 trace.error.line if failed else call.line,
-                f"@custom_fwd(device_type='cuda', cast_inputs=minamp.{call.region}) on forward, "
+                f"@custom_fwd(device_type='cuda', cast_inputs=minamp.{dtype}) on forward, "
                 "@custom_bwd(device_type='cuda') on backward",
                 ops_that_were_cast=short([run.op for run in listed]) or "none",
             )
+
+
+def _is_listed(run):
+    return run.policy not in ("not listed", "Function")
+
+
+def _is_cast_in_backward(trace, call):
+    """Whether a backward after a Function's forward, its own or another, runs an op that autocast would cast."""
+    return any(run.index > call.index and run.inside("backward") and _is_listed(run) for run in trace.ops)
 
 
 def _decorator(name):

@@ -2,7 +2,7 @@
 
 import math
 
-from minamp.clinic.rules.base import beginning, error, rule, tail, warning
+from minamp.clinic.rules.base import beginning, error, rule, scale_of, tail, warning
 from minamp.clinic.rules.overflow import summed_first
 from minamp.formats import float16, format_of
 
@@ -18,9 +18,12 @@ _PASSES = {
 
 @rule
 def loss_in_half(trace):
-    for backward in trace.calls("backward"):
-        root = backward.facts["root"]
-        half = [v for v in tail(root) if v.dtype == float16]
+    for backward in trace.calls("backward", "grad"):
+        if backward.name == "grad" and (backward.within is not None or not any(backward.facts["inputs"])):
+            continue  # of inputs, for a penalty, or a Function's own
+        half = [
+            v for root in backward.facts["roots"] for v in _passed_on(backward, root) if v.dtype == float16
+        ]
         if not half:
             continue
         below = _under_the_loss(half[-1])
@@ -43,6 +46,11 @@ def loss_in_half(trace):
         )
 
 
+def _passed_on(backward, root):
+    """The tail of a root; of several losses in one tensor, which have none, they themselves, if a scaler has scaled them."""
+    return tail(root) if root.size == 1 else [root] if scale_of(backward)[1] else []
+
+
 def _under_the_loss(value):
     """The ops that the loss is made of, down to the last matmul or convolution."""
     run = value.source
@@ -52,7 +60,8 @@ def _under_the_loss(value):
 def softmax_runs(trace):
     """The ops that compute a softmax, or the logarithm of one, in float16, on the way to a gradient."""
     on_the_way = [r for r in trace.ops if r.output.recorded or r.inside("Function.apply")]
-    return [r for r in on_the_way if _is_softmax(r) and (r.output.dtype == float16 or _half_exponential(r))]
+    half = [r for r in on_the_way if _is_softmax(r) and (r.output.dtype == float16 or _half_exponential(r))]
+    return [r for r in half if trace.leads_to_a_loss(r)]
 
 
 def _is_softmax(run):
@@ -165,14 +174,19 @@ def log_of_softmax(trace):
 
 def _floor(run):
     """The positive constant that an op adds, or below which it lets nothing fall; 0.0 if there is none, or 0 in its format."""
-    lowest = [run.attrs.get("min", 0.0)] if run.op == "clamp" else []
     constants = run.constants if run.op in ("add", "maximum", "clamp") else []
+    if run.op == "clamp":
+        constants = [c for c in constants if c < 1]  # a probability's other limit
     zero = format_of(run.output.dtype).flush if run.output.half else 0.0
-    return max((c for c in (*lowest, *constants) if c is not None and c > zero), default=0.0)
+    return max((c for c in constants if c > zero), default=0.0)
 
 
 def _bites(trace, run, chosen, floor):
     """Whether the probability of what was chosen is below the floor under its logarithm; of all others it does no harm."""
-    picks = [r.output for r in trace.ops if r.op in _PICKS and any(v.source is run for v in r.inputs)]
+    users = [r for r in trace.ops if any(v.source is run for v in r.inputs)]
+    # a product with targets, which have no history, chooses by ones and zeros
+    picks = [
+        r.output for r in users if r.op in _PICKS or r.op == "mul" and not all(v.recorded for v in r.tensors)
+    ]
     base = {"log2": 2.0, "log10": 10.0}.get(run.op, math.e)
     return any(-v.largest <= math.log(2 * floor, base) for v in [*picks, *([run.output] if chosen else [])])

@@ -1,0 +1,484 @@
+"""Loops as scripts ported from PyTorch have them: several losses and scalers, logs beside the training, own decisions."""
+
+import math
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+import minamp
+import minamp.nn.functional as F
+from gallery.parts import Scripts, digits, mlp
+from gallery.variations import AttentionTrainer, Trainer
+from minamp import GradScaler, autocast, float16, nn, optim
+from minamp.autograd import Function, backward, grad
+from minamp.nn.utils import clip_grad_norm_
+
+_scripts = Scripts()
+BROKEN, HEALTHY, broken, healthy = _scripts.ill, _scripts.well, _scripts.broken, _scripts.healthy
+
+
+# -------------------------------------------------------------------------------------------- an optimizer past the scaler
+
+
+class StepsItself(Trainer):
+    def make_scaler(self):
+        return GradScaler(init_scale=256.0)
+
+    def train_step(self):
+        self.optimizer.zero_grad()
+        loss = self.forward()
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimizer)
+        norm = clip_grad_norm_(self.model.parameters(), 1.0)
+        self.step(norm)
+        self.scaler.update()
+        return loss.item()
+
+
+@broken("raw_optimizer_step")
+def unscaled_clipped_and_stepped_without_a_look():
+    """Nothing is wrong with these gradients; the first that overflow will be written into the weights."""
+
+    class T(StepsItself):
+        def step(self, norm):
+            self.optimizer.step()
+
+    return T().parts()
+
+
+@healthy
+def unscaled_clipped_and_stepped_if_the_norm_is_finite():
+    class T(StepsItself):
+        def step(self, norm):
+            if math.isfinite(norm.item()):
+                self.optimizer.step()
+
+    return T().parts()
+
+
+# ---------------------------------------------------------------------------------------------------- losses in other forms
+
+
+class HalfError(Trainer):
+    """A squared error that autocast leaves in half."""
+
+    def make_scaler(self):
+        return GradScaler(init_scale=256.0)
+
+    def losses(self):
+        """The cross entropy, and a mean of squares for each sample."""
+        with autocast():
+            z = self.model(self.x)
+            d = z - F.one_hot(self.y, 10).half()
+            return F.cross_entropy(z, self.y), (d * d).mean(1)
+
+
+@broken("loss_in_half")
+def a_loss_for_each_sample_weighed_by_backward():
+    class T(HalfError):
+        def train_step(self):
+            self.optimizer.zero_grad()
+            _, each = self.losses()
+            self.scaler.scale(each).backward(minamp.full((len(self.x),), 1 / 32, dtype=float16))
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            return each.float().mean().item()
+
+    return T().parts()
+
+
+@broken("loss_in_half")
+def the_second_of_two_losses_given_to_backward():
+    class T(HalfError):
+        def train_step(self):
+            self.optimizer.zero_grad()
+            entropy, each = self.losses()
+            backward([self.scaler.scale(entropy), self.scaler.scale(each.mean())])
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            return entropy.item()
+
+    return T().parts()
+
+
+@broken("loss_in_half")
+def gradients_of_a_half_loss_by_grad():
+    class T(HalfError):
+        def train_step(self):
+            _, each = self.losses()
+            weights = list(self.model.parameters())
+            for p, g in zip(weights, grad(self.scaler.scale(each.mean()), weights), strict=True):
+                p.grad = g
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            return each.float().mean().item()
+
+    return T().parts()
+
+
+class MatrixOfLabels(Trainer):
+    """Cross entropy with a matrix of zeros and ones in place of class ids."""
+
+    spread = 1.0  # of the scores
+
+    def make_scaler(self):
+        return None
+
+    def train_step(self):
+        self.optimizer.zero_grad()
+        p = F.softmax(self.spread * self.model(self.x), dim=1)
+        loss = -(F.one_hot(self.y, 10).float() * minamp.log(p.clamp(1e-7, 1.0))).sum(1).mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+
+@broken("log_of_softmax")
+def a_matrix_of_labels_and_a_floor_that_bites():
+    class T(MatrixOfLabels):
+        spread = 400.0
+
+    return T().parts()
+
+
+@healthy
+def a_matrix_of_labels_and_a_floor_that_does_not():
+    return MatrixOfLabels().parts()
+
+
+# ---------------------------------------------------------------------------------------------------- what protects from 0
+
+
+class Divides(AttentionTrainer):
+    """Attention whose rows are divided by a sum; `protect` keeps that from 0."""
+
+    def network(self):
+        protect = self.protect
+
+        class Attention(super().network().__class__):
+            def forward(self, x):
+                with autocast(enabled=False):
+                    seen = F.relu(self.query(x).half() @ self.key(x).half().mT)
+                    total = seen.sum(dim=-1, keepdim=True)
+                    seen = seen / protect(total)
+                return self.out((seen @ self.value(x)).mean(dim=1))
+
+        return Attention()
+
+
+@broken("eps_rounds_to_zero")
+def a_zero_replaced_by_what_half_rounds_to_zero():
+    class T(Divides):
+        def protect(self, total):
+            return minamp.where(total == 0, 1e-8, total) + 1e-3
+
+    return T().parts()
+
+
+@broken("eps_rounds_to_zero")
+def a_zero_filled_with_what_half_rounds_to_zero():
+    class T(Divides):
+        def protect(self, total):
+            return total.masked_fill(total == 0, 1e-9) + 1e-3
+
+    return T().parts()
+
+
+@healthy
+def a_count_that_happens_to_be_zero():
+    class T(Divides):
+        def protect(self, total):
+            none = (total < 0).sum().half()
+            return none + 1.0
+
+    return T().parts()
+
+
+# ------------------------------------------------------------------------------------------------------------- by hand
+
+
+class ByHand:
+    """Half weights that the user's own lines change, from what autograd.grad gives."""
+
+    def __init__(self):
+        self.x, self.y = digits(32)
+        self.model = mlp(784, 48, 10).half()
+
+    def train_step(self):
+        weights = list(self.model.parameters())
+        loss = F.cross_entropy(self.model(self.x.half()).float(), self.y)
+        for p, g in zip(weights, grad(loss, weights), strict=True):
+            self.write(p, g)
+        return loss.item()
+
+    def parts(self):
+        return dict(step=self.train_step, model=self.model, optimizer=None, scaler=None)
+
+
+@broken("updates_swamped")
+def updates_from_grad_that_half_rounds_away():
+    class T(ByHand):
+        def write(self, p, g):
+            with minamp.no_grad():
+                p -= 1e-4 * g
+
+    return T().parts()
+
+
+@broken("updates_swamped")
+def updates_in_numpy_that_half_rounds_away():
+    class T(ByHand):
+        def write(self, p, g):
+            p.detach().numpy()[...] -= np.float16(1e-3) * g.numpy()
+
+    return T().parts()
+
+
+@broken("half_parameters_with_scaler")
+def a_half_network_a_scaler_and_no_optimizer():
+    class T(Trainer):
+        def network(self):
+            return super().network().half()
+
+        def make_scaler(self):
+            return GradScaler(init_scale=256.0)
+
+        def train_step(self):
+            self.model.zero_grad()
+            loss = F.cross_entropy(self.model(self.x.half()).float(), self.y)
+            self.scaler.scale(loss).backward()
+            with minamp.no_grad():
+                for p in self.model.parameters():
+                    p -= 1e-3 * (p.grad / self.scaler.get_scale())
+            return loss.item()
+
+        def parts(self):
+            return dict(step=self.train_step, model=self.model, optimizer=None, scaler=self.scaler)
+
+    return T().parts()
+
+
+# ------------------------------------------------------------------------------------------------ several losses and scalers
+
+
+class Two(Trainer):
+    """Two networks, each with its loss, its optimizer and its scaler."""
+
+    def __init__(self):
+        super().__init__()
+        self.other = mlp(784, 32, 10)
+        self.others = optim.SGD(self.other.parameters(), lr=0.05)
+        self.second = GradScaler(init_scale=2.0**12)
+
+    def train_step(self):
+        self.optimizer.zero_grad()
+        self.others.zero_grad()
+        loss = self.forward()
+        with autocast():
+            also = F.cross_entropy(self.other(self.x), self.y)
+        self.scaler.scale(loss).backward()
+        self.second.scale(also).backward()
+        self.scaler.step(self.optimizer)
+        self.second.step(self.others)
+        self.scaler.update()
+        self.second.update()
+        return loss.item()
+
+    def parts(self):
+        both, optimizers = [self.model, self.other], [self.optimizer, self.others]
+        return dict(step=self.train_step, model=both, optimizer=optimizers, scaler=self.scaler)
+
+
+@healthy
+def one_of_two_scalers_that_comes_down_once():
+    class T(Two):
+        def __init__(self):
+            super().__init__()
+            self.second = GradScaler(init_scale=2.0**20)
+
+        def make_scaler(self):
+            return GradScaler(init_scale=64.0)
+
+    return T().parts()
+
+
+class SavesBoth(Two):
+    def train_step(self):
+        loss = super().train_step()
+        with tempfile.TemporaryDirectory() as folder:
+            states = {
+                "models": [self.model.state_dict(), self.other.state_dict()],
+                "optimizers": [self.optimizer.state_dict(), self.others.state_dict()],
+                "scalers": [s.state_dict() for s in self.saved()],
+            }
+            minamp.save(states, Path(folder) / "last")
+        return loss
+
+
+@broken("scaler_not_saved")
+def one_of_two_scalers_is_not_saved():
+    class T(SavesBoth):
+        def saved(self):
+            return [self.scaler]
+
+    return T().parts()
+
+
+@healthy
+def both_scalers_are_saved():
+    class T(SavesBoth):
+        def saved(self):
+            return [self.scaler, self.second]
+
+    return T().parts()
+
+
+@healthy
+def a_loss_without_a_scale_before_the_scaled_one():
+    """The temperature of a soft actor-critic, or a critic in float32."""
+
+    class T(Trainer):
+        def __init__(self):
+            super().__init__()
+            self.temperature = nn.Parameter(minamp.ones(1))
+            self.warming = optim.SGD([self.temperature], lr=0.01)
+
+        def network(self):
+            return nn.Sequential(*(layer for _ in range(7) for layer in (nn.Linear(784, 784), nn.Sigmoid())))
+
+        def forward(self):
+            with autocast():
+                return F.cross_entropy(self.model(self.x)[:, :10], self.y)
+
+        def train_step(self):
+            self.warming.zero_grad()
+            (self.temperature - 2.0).square().sum().backward()
+            self.warming.step()
+            return super().train_step()
+
+    return T().parts()
+
+
+# ------------------------------------------------------------------------------------------------------- beside the training
+
+
+class Logs(Trainer):
+    """Numbers for a log, of a tensor that nobody has detached."""
+
+    def __init__(self):
+        super().__init__()
+        self.log = []
+
+    def train_step(self):
+        self.optimizer.zero_grad()
+        with autocast():
+            z = self.model(self.x)
+            loss = F.cross_entropy(z, self.y)
+        self.log.append(self.number(z).item())
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return loss.item()
+
+
+@healthy
+def the_confidence_for_the_log():
+    class T(Logs):
+        def number(self, z):
+            return z.softmax(1).amax(1).float().mean()
+
+    return T().parts()
+
+
+@healthy
+def a_root_mean_square_for_the_log():
+    class T(Logs):
+        def number(self, z):
+            far = 2000.0 * z
+            return (far * far).mean().sqrt()
+
+    return T().parts()
+
+
+@healthy
+def a_share_of_right_answers_for_the_log():
+    class T(Logs):
+        def number(self, z):
+            right = (z.argmax(1) == self.y).half()
+            return right.sum().half() / (z.max().half() + 1e-8)
+
+    return T().parts()
+
+
+@healthy
+def a_large_number_for_the_log():
+    class T(Logs):
+        def number(self, z):
+            return (1e6 * z).abs().mean()
+
+    return T().parts()
+
+
+@healthy
+def a_root_mean_square_in_the_shape_of_a_bias():
+    class T(Trainer):
+        def train_step(self):
+            loss = super().train_step()
+            with autocast():
+                z = self.model(self.x).detach()
+            self.spread = (z * z).mean(0).sqrt()
+            return loss
+
+    return T().parts()
+
+
+@healthy
+def an_average_of_weights_and_the_rate_in_the_log():
+    class T(Trainer):
+        def train_step(self):
+            loss = super().train_step()
+            self.average = self.model.state_dict()
+            self.rate = self.optimizer.state_dict()["param_groups"][0]["lr"]
+            return loss
+
+    return T().parts()
+
+
+@healthy
+def a_limit_that_is_computed_times_the_scale():
+    class T(Trainer):
+        def before_step(self):
+            clip_grad_norm_(self.model.parameters(), 0.125 * self.scaler.get_scale())
+
+    return T().parts()
+
+
+@healthy
+def a_limit_so_large_that_it_only_measures():
+    class T(Trainer):
+        def before_step(self):
+            self.norm = clip_grad_norm_(self.model.parameters(), 1e10)
+
+    return T().parts()
+
+
+@healthy
+def a_function_whose_backward_only_repeats():
+    class AddUp(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.size = x.shape
+            return x.sum(1)
+
+        @staticmethod
+        def backward(ctx, g):
+            return g.unsqueeze(1).expand(*ctx.size)
+
+    class T(Trainer):
+        def forward(self):
+            with autocast():
+                z = self.model(self.x)
+                return F.cross_entropy(z, self.y) + 1e-3 * AddUp.apply(z).square().mean()
+
+    return T().parts()
