@@ -144,6 +144,9 @@ class Snapshot:
         self._undo.append(lambda: setattr(x.bit_generator, "state", state))
         return []
 
+    def _zipped(self, path, x):
+        return [(path, iterator) for iterator in x.__reduce__()[1]]  # a zip has no state beside theirs
+
     def _partial(self, path, x):
         return [(path, x.func), (path, x.args), (path, x.keywords)]
 
@@ -306,6 +309,7 @@ _WAYS = (
     (np.random.Generator, Snapshot._generator),
     ((np.random.RandomState, random.Random), Snapshot._older_generator),
     (functools.partial, Snapshot._partial),
+    (zip, Snapshot._zipped),
     (types.MethodType, Snapshot._method),
     (types.FunctionType, Snapshot._function),
 )

@@ -19,7 +19,7 @@ import pytest
 
 import minamp
 import minamp.nn.functional as F
-from minamp import GradScaler, autocast, float16, nn, optim
+from minamp import GradScaler, autocast, float16, nn, optim, utils
 from minamp.announce import listeners
 from minamp.autocast import state as autocast_state
 from minamp.clinic import advice
@@ -267,6 +267,20 @@ def test_what_methods_and_hooks_reach_comes_back():
     before = noise.bit_generator.state
     minamp.doctor(lambda: model(minamp.ones(2, 4)).sum().backward(), model)
     assert noise.bit_generator.state == before and seen == []
+
+
+def test_two_loaders_zipped_come_back():
+    data = utils.data.TensorDataset(minamp.arange(20).float().reshape(10, 2))
+    both = zip(utils.data.DataLoader(data, 2), utils.data.DataLoader(data, 1), strict=False)
+    model = nn.Linear(2, 1)
+
+    def step():
+        (large,), (small,) = next(both)
+        (model(large).sum() * model(small).sum()).backward()
+
+    step()
+    minamp.doctor(step, model)
+    assert [x[0][0, 0].item() for x in next(both)] == [4.0, 2.0]
 
 
 def test_hooks_views_and_replaced_arrays_come_back():

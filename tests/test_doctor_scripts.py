@@ -1524,6 +1524,13 @@ def test_the_fault_is_the_first_finding(name):
     assert first.what and first.where and first.evidence and first.repair
 
 
+@pytest.mark.parametrize("name", ported.REPAIRS)
+def test_a_repair_of_another_kind(name):
+    minamp.manual_seed(0)
+    _, build = BROKEN[name]
+    assert ported.REPAIRS[name] in examine(build())[0].repair
+
+
 @pytest.mark.parametrize("name", HEALTHY)
 def test_nothing_is_found_where_nothing_is_wrong(name):
     minamp.manual_seed(0)

@@ -35,9 +35,10 @@ def doctor(step, model=None, optimizer=None, scaler=None):
     steps an optimizer past the scaler, or the second call is not the first again, as in turns. What happens in a later call
     only is not seen.
     Model, optimizer, scaler, gradients, random generators and all that the step reaches through its closure, its object and
-    its globals are put back, also when it raises, and so is iter() of minamp's DataLoader. What can't be put back: other
-    iterators and generators (they are some batches further), files, prints. An error that the doctor knows becomes a finding,
-    any other is raised again. TypeError for an argument of the wrong kind, RuntimeError inside a step that is being examined.
+    its globals are put back, also when it raises, and so is iter() of minamp's DataLoader over a Dataset, or a zip of such. What
+    can't be put back: other iterators and generators (they are some batches further), files, prints. An error that the doctor
+    knows becomes a finding, any other is raised again. TypeError for an argument of the wrong kind, RuntimeError inside a step
+    that is being examined.
     """
     if any(isinstance(x, Calls | Backwards) and x.thread == threading.get_ident() for x in listeners):
         raise RuntimeError(
@@ -147,9 +148,12 @@ def _go_on_in_float32(step, trace, patient, grown):
 
 def _in_float32(step, trace, patient, grown=1.0):
     """The Reference of the step with autocast off. It may fail there: then the advice says so."""
-    # Before the first backward nothing is multiplied, then the losses are by the factors of the first call.
-    factors = [scale_of(call)[0] for call in trace.calls("backward", "grad") if call.step == 0]
-    scales = [1.0, *(grown * factor for factor in factors or [patient.scale])]
+    # Before the first backward nothing is multiplied, then the losses are by the factors of the first call. Where a scaler has
+    # scaled some of them, those alone say which scale is right: None for the others.
+    factors = [scale_of(call) for call in trace.calls("backward", "grad") if call.step == 0]
+    some = any(by_scaler for _, by_scaler in factors)
+    factors = [factor if by_scaler or not some else None for factor, by_scaler in factors]
+    scales = [1.0, *(factor and grown * factor for factor in factors or [patient.scale])]
     backwards = Backwards()
     reference = Reference(patient.names, lambda: scales[min(backwards.count, len(scales) - 1)])
     with without_autocast(), reference, observe(reference.tick), backwards:

@@ -30,7 +30,7 @@ USUAL_SHARE = 0.01  # of the non-zero gradients may be flushed without anybody n
 class Reference(observe):
     """Context manager: the gradients and times of the ops that run inside.
 
-    Exponents are counted without the loss scale, which `scale` (a function) tells during backward.
+    Exponents are counted without the loss scale, which `scale` (a function) tells during backward: None where none shall be.
     """
 
     def __init__(self, names, scale):
@@ -67,6 +67,8 @@ class Reference(observe):
             return  # inputs; the loss, which is float32; a cast passes on what was counted already
         self.half = self.half or is_half(node.metas[i][1])
         scale = self.scale()
+        if scale is None:
+            return
         top = largest(array) / scale
         self.largest = top if math.isnan(top) else max(self.largest, top)
         if name and _is_noise(array, incoming):

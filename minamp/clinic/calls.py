@@ -143,6 +143,7 @@ class Calls(listen):
             return {
                 "weights": self.patient.half_weights(id(owner)),
                 "kind": kind,
+                "closure": arguments.get("closure") is not None,
                 "rate": max(rates, default=0.0),
             }
         if name == "save":

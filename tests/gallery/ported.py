@@ -360,6 +360,26 @@ def a_loss_without_a_scale_before_the_scaled_one():
     return T().parts()
 
 
+@healthy
+def a_float32_critic_without_a_scale_before_the_scaled_loss():
+    class T(Trainer):
+        def __init__(self):
+            super().__init__()
+            self.critic = nn.Linear(784, 1)
+            self.judging = optim.SGD(self.critic.parameters(), lr=1e-9)
+
+        def make_scaler(self):
+            return GradScaler(init_scale=2.0**20)
+
+        def train_step(self):
+            self.judging.zero_grad()
+            F.mse_loss(self.critic(self.x), 1e5 * self.x[:, 300:301]).backward()
+            self.judging.step()
+            return super().train_step()
+
+    return T().parts()
+
+
 # ------------------------------------------------------------------------------------------------------- beside the training
 
 
@@ -482,3 +502,119 @@ def a_function_whose_backward_only_repeats():
                 return F.cross_entropy(z, self.y) + 1e-3 * AddUp.apply(z).square().mean()
 
     return T().parts()
+
+
+# ------------------------------------------------------------------------------------------------- other repairs than usual
+
+
+@broken("raw_optimizer_step")
+def a_closure_given_to_the_optimizer():
+    class T(Trainer):
+        def make_scaler(self):
+            return GradScaler(init_scale=256.0)
+
+        def train_step(self):
+            def closure():
+                self.optimizer.zero_grad()
+                loss = self.forward()
+                self.scaler.scale(loss).backward()
+                return loss
+
+            return self.optimizer.step(closure).item()
+
+    return T().parts()
+
+
+@broken("autocast_covers_nothing")
+def a_network_that_switches_its_region_off():
+    class Careful(nn.Sequential):
+        def forward(self, x):
+            with autocast(enabled=False):
+                return super().forward(x.float())
+
+    class T(Trainer):
+        def network(self):
+            return Careful(*mlp(784, 48, 10))
+
+    return T().parts()
+
+
+@broken("batchnorm_nan")
+def statistics_of_a_layer_of_ones_own():
+    class Centred(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("centre", minamp.full((784,), math.nan))
+
+        def forward(self, x):
+            if self.training:
+                with minamp.no_grad():
+                    self.centre.mul_(0.9).add_(0.1 * x.mean(0))
+            return x - x.mean(0)
+
+    class T(Trainer):
+        def network(self):
+            return nn.Sequential(Centred(), *mlp(784, 48, 10))
+
+    return T().parts()
+
+
+@broken("unscale_every_micro_batch")
+def unscaled_for_a_log_and_once_more_for_the_clipping():
+    class T(Trainer):
+        def make_scaler(self):
+            return GradScaler(init_scale=256.0)
+
+        def before_step(self):
+            self.scaler.unscale_(self.optimizer)
+            self.norm = max(p.grad.abs().max().item() for p in self.model.parameters())
+            self.scaler.unscale_(self.optimizer)
+            clip_grad_norm_(self.model.parameters(), 1.0)
+
+    return T().parts()
+
+
+@broken("op_without_policy")
+def a_function_that_adds_up_exponentials():
+    class LogSumExp(Function):
+        @staticmethod
+        def forward(ctx, x):
+            y = minamp.logsumexp(x, 1)
+            ctx.save_for_backward(x, y)
+            return y
+
+        @staticmethod
+        def backward(ctx, g):
+            x, y = ctx.saved_tensors
+            return g.unsqueeze(1) * minamp.exp(x.float() - y.unsqueeze(1)).to(x.dtype)
+
+    class T(Trainer):
+        def forward(self):
+            with autocast():
+                z = self.model(self.x)
+                return F.cross_entropy(z, self.y) + 1e-3 * LogSumExp.apply(z).square().mean()
+
+    return T().parts()
+
+
+@broken("mask_overflows")
+def a_large_number_added_before_the_smallest_is_taken():
+    class T(Trainer):
+        def forward(self):
+            with autocast():
+                z = self.model(self.x)
+                d = (z.unsqueeze(0) - z.unsqueeze(1)).abs().sum(2).half()
+                nearest = (d + minamp.eye(len(z)).half() * 1e6).amin(1)
+                return F.cross_entropy(z, self.y) - 1e-3 * nearest.float().mean()
+
+    return T().parts()
+
+
+REPAIRS = {
+    "a_closure_given_to_the_optimizer": "closure(); scaler.step(optimizer); scaler.update()",
+    "a_network_that_switches_its_region_off": "# without this autocast(enabled=False)",
+    "statistics_of_a_layer_of_ones_own": "buffer.zero_()",
+    "unscaled_for_a_log_and_once_more_for_the_clipping": "# without this unscale_",
+    "a_function_that_adds_up_exponentials": "cast_inputs=minamp.float32",
+    "a_large_number_added_before_the_smallest_is_taken": "masked_fill(mask, float('inf'))",
+}

@@ -163,6 +163,8 @@ def raw_optimizer_step(trace):
             call.line,
             f"p.grad /= {by_hand:g}   # of every p, before the step; or a GradScaler"
             if by_hand
+            else "closure(); scaler.step(optimizer); scaler.update()   # a scaled step takes no closure"
+            if call.facts["closure"]
             else "scaler.step(optimizer)   # and no optimizer.step()",
             at=call.index,
             largest_gradient=largest_of(call.before),

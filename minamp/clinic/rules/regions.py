@@ -35,11 +35,15 @@ def autocast_covers_nothing(trace):
         if regions
         else "A GradScaler scales the loss, but no autocast region covers a"
     )
+    # one that is switched off inside one that is on
+    off = next((c for c in trace.calls("autocast") if not c.facts["enabled"] and c.region is not None), None)
     return error(
         f"{what} matmul or convolution of the training: all {len(single)} of them ran in {single[0].output.dtype}, so nothing "
         "is faster or smaller.",
-        single[0].line,
-        "with autocast(): loss = loss_fn(model(x), y)   # the model's call belongs inside"
+        off.line if off else single[0].line,
+        "# without this autocast(enabled=False), or only around what needs float32"
+        if off
+        else "with autocast(): loss = loss_fn(model(x), y)   # the model's call belongs inside"
         + ("; float64 is never cast: model.float()" if single[0].output.dtype == float64 else ""),
         wide_products=len(single),
         half_products=0,

@@ -92,11 +92,13 @@ def _adam(where, dtype, largest):
 def batchnorm_nan(trace):
     if trace.batch_norms:
         bad = sum(n for _, n in trace.batch_norms)
+        usual = all(name.endswith(("running_mean", "running_var")) for name, _ in trace.batch_norms)
+        anew = "bn.running_mean.zero_(); bn.running_var.fill_(1.0)" if usual else "buffer.zero_()"
         return error(
             f"Running statistics of a batch normalisation hold {bad} {'value that is' if bad == 1 else 'values that are'} inf or "
             "nan: training does not read them, evaluation does, and no later batch can remove them.",
             short(name for name, _ in trace.batch_norms),
-            "bn.running_mean.zero_(); bn.running_var.fill_(1.0)   # and keep the batch that did it out",
+            f"{anew}   # and keep the batch that did it out",
             values=bad,
             buffers=len(trace.batch_norms),
         )
