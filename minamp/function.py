@@ -61,7 +61,8 @@ class Function:
     """Subclass with static methods forward(ctx, *args) and backward(ctx, *grads), call with .apply(*args), as torch's.
 
     forward returns a Tensor, or a tuple of Tensors; what else stands in the tuple is handed on as it is. backward returns one
-    gradient (or None) per argument of forward. It runs outside the record unless create_graph=True.
+    gradient (or None) per argument of forward. It runs outside the record unless create_graph=True. Where a subclass has
+    setup_context(ctx, inputs, output), forward(*args) gets no ctx, and what backward needs is kept there.
     """
 
     is_cast = False
@@ -69,6 +70,8 @@ class Function:
     @staticmethod
     def forward(ctx, *args, **kwargs):
         raise NotImplementedError("a Function needs a static method forward(ctx, *args)")
+
+    setup_context = None
 
     @staticmethod
     def backward(ctx, *grads):
@@ -82,7 +85,11 @@ class Function:
         record = grad_mode.enabled and any(t is not None and t.requires_grad for t in tensors)
         ctx = Context(tuple(t is not None and t.requires_grad for t in tensors))
         with no_grad():
-            result = cls.forward(ctx, *args, **kwargs)
+            if cls.setup_context is None:
+                result = cls.forward(ctx, *args, **kwargs)
+            else:
+                result = cls.forward(*args, **kwargs)
+                cls.setup_context(ctx, args, result)
         several = isinstance(result, tuple)
         outputs = list(result) if several else [result]
         if not any(isinstance(y, Tensor) for y in outputs):

@@ -8,7 +8,7 @@ import numpy as np
 
 from minamp import backends, views
 from minamp.devices import same_device
-from minamp.draw import normal, uniform
+from minamp.draw import exponential, normal, source, uniform
 from minamp.formats import cast, is_floating
 from minamp.keys import as_taken, ints_first, masks, picks, plain_key, without_idle_ellipsis
 from minamp.methods import OPS, Methods
@@ -101,6 +101,20 @@ class Writes:
         values = cast(uniform("uniform_", self.shape, self.dtype, generator) * (b - a) + a, self.dtype)
         low, high = cast(np.array([a, b], np.float64), self.dtype)
         return self.copy_(self._holding(np.where(values == high, low, values)))
+
+    def exponential_(self, lambd=1.0, *, generator=None):
+        """Exponentially distributed values everywhere, of mean 1 / lambd. ValueError for lambd of 0 or less."""
+        if not lambd > 0:
+            raise ValueError(f"exponential_: lambd must be above 0, got {lambd}")
+        return self.copy_(
+            self._holding(exponential("exponential_", self.shape, self.dtype, generator) / lambd)
+        )
+
+    def bernoulli_(self, p=0.5, *, generator=None):
+        """1 with probability p everywhere, else 0. ValueError for p outside [0, 1]."""
+        if not 0 <= p <= 1:
+            raise ValueError(f"bernoulli_: p must lie in [0, 1], got {p}")
+        return self.copy_(self._holding((source(generator).random(self.shape) < p).astype(self.dtype)))
 
     def __setitem__(self, key, value):
         key = without_idle_ellipsis(plain_key(key, self), self.ndim)

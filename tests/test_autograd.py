@@ -54,6 +54,29 @@ def test_function_with_two_outputs():
     assert a.grad.item() == 1.0
 
 
+def test_a_function_that_keeps_what_backward_needs_apart_from_forward():
+    class Scaled(Function):
+        @staticmethod
+        def forward(x, factor):
+            return x.square() * factor, x.exp()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            (x, ctx.factor), (_, e) = inputs, output
+            ctx.save_for_backward(x, e)
+
+        @staticmethod
+        def backward(ctx, g, ge):
+            x, e = ctx.saved_tensors
+            return 2.0 * ctx.factor * g * x + ge * e, None
+
+    x = tensor([1.0, -2.0], dtype=minamp.float64, requires_grad=True)
+    a, b = Scaled.apply(x, 3.0)
+    (a.sum() + b.sum()).backward()
+    assert np.allclose(x.grad.numpy(), [6 + np.e, -12 + np.exp(-2)])
+    check_grads(lambda x: Scaled.apply(x, 3.0)[1], np.array([0.3, -1.2]))
+
+
 def test_function_gradients_take_the_dtype_of_the_input():
     x = tensor([2.0], dtype=float16, requires_grad=True)
     Cube.apply(x.float()).sum().backward()

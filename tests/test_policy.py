@@ -140,7 +140,7 @@ EXAMPLES = {
     **each("permute transpose", lambda f, d: f(x(d), 1, 0)),
     **each("expand", lambda f, d: f(x(d), 4, 2, 3)),
     **each("sum_to", lambda f, d: f(x(d), (3,))),
-    **each("cat stack", lambda f, d: f([x(d), x(d)])),
+    **each("cat stack hstack vstack", lambda f, d: f([x(d), x(d)])),
     **each("index", lambda f, d: f(x(d), 0)),
     **each("index_grad", lambda f, d: f(x(d), 0, (2, 2, 3))),
     **each("gather", lambda f, d: f(x(d), 1, Tensor(np.zeros((2, 1), int)))),

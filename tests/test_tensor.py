@@ -1114,6 +1114,47 @@ def test_random_values_written_in_place():
         tensor([1, 2]).normal_()
 
 
+def test_waiting_times_and_coins_written_in_place():
+    minamp.manual_seed(0)
+    x = minamp.empty(100, 100, dtype=float16)
+    assert abs(x.exponential_(4.0).float().mean().item() - 0.25) < 0.01 and x.min().item() >= 0
+    assert x.dtype == float16 and abs(x.bernoulli_(0.3).float().mean().item() - 0.3) < 0.02
+    assert set(x.reshape(-1).tolist()) == {0.0, 1.0} and minamp.zeros(()).bernoulli_(1.0).item() == 1.0
+    assert minamp.zeros(3, dtype=np.int64).bernoulli_(1.0).tolist() == [1, 1, 1]
+    for call, text in (
+        (lambda: x.exponential_(0.0), "exponential_: lambd must be above 0, got 0.0"),
+        (lambda: x.bernoulli_(1.5), r"bernoulli_: p must lie in \[0, 1\], got 1.5"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            call()
+    with pytest.raises(RuntimeError, match="exponential_: draws floating values"):
+        tensor([1, 2]).exponential_()
+
+
+def test_the_seed_and_the_state_of_a_generator():
+    g = minamp.Generator(device="cpu").manual_seed(7)
+    state = g.get_state()
+    first = minamp.rand(3, generator=g).tolist()
+    assert minamp.rand(3, generator=g.set_state(state)).tolist() == first and g.initial_seed() == 7
+    assert g.seed() == g.initial_seed() != 7
+    drawn = minamp.rand(3, generator=g).tolist()
+    assert minamp.rand(3, generator=minamp.Generator().manual_seed(g.initial_seed())).tolist() == drawn
+    with pytest.raises(RuntimeError, match="unknown device 'nowhere'"):
+        minamp.Generator("nowhere")
+
+
+def test_tensors_side_by_side_and_one_above_the_other():
+    shapes = (
+        [[(2,), (3,)], [(2, 1), (2, 3)], [(), ()], [(2, 1, 4), (2, 3, 4)]],
+        [[(3,), (2, 3)], [(3,), (3,)]],
+    )
+    for name, cases in zip(("hstack", "vstack"), shapes, strict=True):
+        for case in cases:
+            arrays = [np.random.default_rng(0).random(s, np.float32) for s in case]
+            joined = getattr(minamp, name)([tensor(a) for a in arrays])
+            assert np.array_equal(joined.numpy(), getattr(np, name)(arrays))
+
+
 def test_draws_by_probabilities():
     minamp.manual_seed(0)
     p = minamp.full((10000,), 0.3)

@@ -248,6 +248,19 @@ def stack(tensors, dim=0):
     return cat([unsqueeze(x, dim) for x in _listed("stack", tensors)], dim)
 
 
+@composite
+def hstack(tensors):
+    """Tensors side by side: joined along dimension 1, those of one dimension along 0."""
+    tensors = [x if x.ndim else x.reshape(1) for x in _listed("hstack", tensors)]
+    return cat(tensors, min(1, tensors[0].ndim - 1) if tensors else 0)
+
+
+@composite
+def vstack(tensors):
+    """Tensors one above the other: joined along dimension 0, those of one dimension as rows."""
+    return cat([x if x.ndim > 1 else x.reshape(1, -1) for x in _listed("vstack", tensors)], 0)
+
+
 # -------------------------------------------------------------------------------------------------------------------- dropout
 
 
