@@ -5,10 +5,8 @@ from dataclasses import replace
 from minamp.clinic.report import ERROR
 from minamp.clinic.rules import clipping, gradients, order, overflow, regions, softmax, state, widening
 from minamp.clinic.rules.base import CODES, RULES
-from minamp.clinic.rules.gradients import (
-    skips_explained,
-)  # these two are asked before there is anything to judge
-from minamp.clinic.rules.order import may_decide
+from minamp.clinic.rules.gradients import skips_explained  # asked before there is anything to judge
+from minamp.clinic.rules.order import may_decide  # this one, too
 
 _FORWARD = (
     "softmax_in_half",
