@@ -86,7 +86,9 @@ def loss_scale(root):
     factor, value = 1.0, root
     while value is not None and value.source is not None:
         run = value.source
-        if value.size > 1 and not run.inside("scaler.scale"):  # several losses in one tensor may have been scaled
+        if value.size > 1 and not run.inside(
+            "scaler.scale"
+        ):  # several losses in one tensor may have been scaled
             break
         if run.op == "add":  # a sum of scaled losses
             scaled, by_scaler = _largest_scale(v for v in run.tensors if v.recorded)
