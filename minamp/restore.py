@@ -30,6 +30,8 @@ from minamp.tensor import Tensor
 from minamp.utils.data import TensorDataset
 
 _KEYS = (str, int)
+_CALLED_BY_OTHERS = {"forward", "backward", "setup_context", "step"}  # methods that the library calls
+_WRAPPERS = (functools.cached_property, functools.partialmethod, functools.singledispatchmethod)
 # of the standard library, with what users put in
 _CARRIERS = (types.SimpleNamespace, types.FunctionType, dict)
 _FOREIGN = {"numpy", "ml_dtypes"} | sys.stdlib_module_names  # their insides are nobody's training state
@@ -52,6 +54,10 @@ class Snapshot:
         self.arrays = []  # (path, array, a copy of it)
         self.leaves = []  # (path, tensor) of those that want a gradient
         self._roots, self._undo, self._classes = roots, [], set()
+        self._named, self._waiting = (
+            set(),
+            {},
+        )  # names that functions use; name -> the methods that nobody has named yet
         self._seen = {id(x): x for x in (observers, listeners)}  # of all threads: no user's lists
         self._globals()
         pending = list(roots.items())
@@ -193,6 +199,9 @@ class Snapshot:
             self._attributes(cell, ["cell_contents"])
             found.append((name, value))
         used = _names(f.__code__)
+        self._named |= used
+        for name in used & self._waiting.keys():
+            found += self._waiting.pop(name)
         for name in used:
             if name in f.__globals__:
                 self._item(f.__globals__, name)
@@ -225,7 +234,10 @@ class Snapshot:
         return found
 
     def _class(self, path, kind):
-        """What a user's class and its bases hold, as a count of all steps, and what their methods reach."""
+        """What a user's class and its bases hold, as a count of all steps, and what their methods reach.
+
+        Of methods that no function names, such as one that plots, nothing is looked at: it may be large.
+        """
         found = []
         for c in kind.__mro__:
             if c in self._classes or _library(c.__module__):
@@ -234,7 +246,12 @@ class Snapshot:
             held = {n: v for n, v in vars(c).items() if not n.startswith("__") and not _descriptor(v)}
             self._attributes(c, held)
             found += [(f"{c.__name__}.{n}", v) for n, v in held.items()]
-            found += [(f"{c.__name__}.{n}", f) for n, v in vars(c).items() for f in _functions(v)]
+            for n, v in vars(c).items():
+                methods = [(f"{c.__name__}.{n}", f) for f in _functions(v)]
+                if n in self._named or n in _CALLED_BY_OTHERS or n.startswith("__"):
+                    found += methods
+                else:
+                    self._waiting.setdefault(n, []).extend(methods)
         return found
 
     # -- the ways to put something back
@@ -346,9 +363,15 @@ def _slots(kind):
 
 
 def _functions(x):
-    """The functions of which a method, a static or class method or a property is made."""
-    parts = (x.fget, x.fset) if isinstance(x, property) else (getattr(x, "__func__", x),)
-    return [f for f in parts if isinstance(f, types.FunctionType)]
+    """The functions of which what stands in a class is made: methods and properties of all kinds. No user's code is run."""
+    kind = type(x)
+    if issubclass(kind, property):
+        parts = (x.fget, x.fset, x.fdel)
+    elif issubclass(kind, classmethod | staticmethod):
+        parts = (x.__func__,)
+    else:
+        parts = (x.func if issubclass(kind, _WRAPPERS) else x,)
+    return [f for f in parts if issubclass(type(f), types.FunctionType)]
 
 
 def _descriptor(x):

@@ -6,6 +6,7 @@ What it finds in which script is tested by tests/test_doctor.py.
 import array
 import dataclasses
 import enum
+import functools
 import json
 import math
 import random
@@ -258,12 +259,27 @@ def test_what_methods_and_hooks_reach_comes_back():
         def note(x):
             seen.append(x.shape)
 
+        @functools.cached_property
+        def first(self):
+            seen.append("first")
+            return 0.0
+
+        def evaluate(self):
+            return large
+
         def forward(self, x):
+            x = x + self.first
             self.note(x)
             return x + self.strength * minamp.tensor(noise.standard_normal(x.shape).astype(np.float32))
 
+    class Remote:
+        def __getattr__(self, name):
+            raise RuntimeError(name)
+
+    large, Noisy.remote = [np.zeros(3)], Remote()
     model = nn.Sequential(Noisy(), nn.Linear(4, 2))
     model[1].weight.register_hook(lambda g: seen.append(g))
+    assert Snapshot(model=model).reached(id(noise)) and not Snapshot(model=model).reached(id(large))
     before = noise.bit_generator.state
     minamp.doctor(lambda: model(minamp.ones(2, 4)).sum().backward(), model)
     assert noise.bit_generator.state == before and seen == []

@@ -32,8 +32,8 @@ def doctor(step, model=None, optimizer=None, scaler=None):
     scale and formats.
 
     The step runs twice, as it is and in float32; three to five times where it raises or spoils a parameter, fails in float32,
-    steps an optimizer past the scaler, or the second call is not the first again, as in turns. What happens in a later call
-    only is not seen.
+    steps an optimizer past the scaler (then once at a scale at which all gradients overflow), or the second call is not the
+    first again, as in turns. What happens in a later call only is not seen.
     Model, optimizer, scaler, gradients, random generators and all that the step reaches through its closure, its object and
     its globals are put back, also when it raises, and so is iter() of minamp's DataLoader over a Dataset, or a zip of such. What
     can't be put back: other iterators and generators (they are some batches further), files, prints. An error that the doctor
@@ -91,16 +91,28 @@ def _examined(step, patient, before):
 
 
 def _heedless(step, trace, patient, before):
-    """The ids of the optimizers that are stepped on gradients that are not finite, as those of the largest scale are."""
-    scalers = {c.owner: before.reached(c.owner) for c in trace.calls("scaler.scale")}
-    for scaler in scalers.values():
-        if isinstance(scaler, GradScaler):
-            scaler.load_state_dict({**scaler.state_dict(), "scale": 2.0**127})
-    overflowing = Trace(parameters=patient.describe())
-    with Calls(overflowing, patient) as calls:
-        _observe(step, calls)
+    """The ids of the optimizers that bring gradients that are not finite, as those of the largest scale are, into weights."""
+    for scaler in {c.owner: before.reached(c.owner) for c in trace.calls("scaler.scale")}.values():
+        if isinstance(scaler, GradScaler):  # a user's class may have methods of its own
+            GradScaler.load_state_dict(scaler, {**GradScaler.state_dict(scaler), "scale": 2.0**127})
+    overflowing, limit = Trace(parameters=patient.describe()), 4 * len(trace.events) + 200
+
+    def tick(*_):
+        if len(overflowing.events) > limit:
+            raise _Enough
+
+    try:
+        with Calls(overflowing, patient) as calls, observe(tick):
+            _observe(step, calls)
+    except (_Enough, SystemExit):
+        pass  # it looks, and tries again or gives up
     steps = overflowing.calls("optimizer.step")
-    return {c.owner for c in steps if not all(math.isfinite(g.largest) for g in c.before.values())}
+    heedless = {c.owner for c in steps if not all(math.isfinite(g.largest) for g in c.before.values())}
+    return heedless & {o for p in patient.describe().values() if not p.finite for o in p.optimizers}
+
+
+class _Enough(BaseException):
+    """Ends a step that tries again and again, at a scale at which its gradients are never finite."""
 
 
 def _noted(step, patient, before, in_float32):

@@ -179,20 +179,47 @@ class Patient:
         return [(path, a.dtype) for path, a in found if (backends.host(a) >= 0).all() and (a != 0).any()]
 
     def masters(self, before):
-        """Names of the half weights that the user keeps in a wider format as well: what changed there, rounded, is the weight."""
+        """Names of the half weights of which the user keeps more than they hold.
+
+        In a wider format: what changed there, rounded, is the weight. Or in half beside it: what rounding has taken.
+        """
         half = {n: backends.host(p._data) for n, p in self.parameters.items() if is_half(p.dtype)}
-        shapes = state_shapes(half.values())
-        wide = before.changed(lambda path, a: a.dtype in (float32, float64) and a.shape in shapes)
-        wide = [part for _, a in wide for part in _parts(backends.host(a), list(half.values()))]
-        return {n for n, w in half.items() if any(a.shape == w.shape and _rounds_to(a, w) for a in wide)}
+        shapes, total = state_shapes(half.values()), sum(w.size for w in half.values())
+        mine = {id(p._data) for p in self.parameters.values()}
+
+        def fits(path, a):
+            kept = (
+                a.dtype in (float32, float64)
+                or is_half(a.dtype)
+                and id(a) not in mine
+                and ".grad" not in path
+            )
+            return kept and (a.shape in shapes or a.ndim == 1 and a.size > total)  # one vector may be padded
+
+        kept = [backends.host(a) for _, a in before.changed(fits)]
+        kept = [part for a in kept for part in (a, *_parts(a, list(half.values())))]
+        return {n for n, w in half.items() if any(_holds_more(a, w) for a in kept)}
 
 
 def _parts(array, weights):
-    """The array, or what one vector of all weights holds for each of them."""
+    """What one vector of all weights holds for each of them; nothing if it is none."""
     ends = np.cumsum([w.size for w in weights])
-    if array.shape != (ends[-1],):
-        return [array]
-    return [part.reshape(w.shape) for part, w in zip(np.split(array, ends[:-1]), weights, strict=True)]
+    if array.ndim != 1 or array.size < ends[-1]:
+        return []
+    return [part.reshape(w.shape) for part, w in zip(np.split(array, ends), weights, strict=False)]
+
+
+def _holds_more(kept, half):
+    """Whether an array of the shape of half weights, rounded, is them, or is what rounding them has taken."""
+    if kept.shape != half.shape:
+        return False
+    return _is_rest(kept, half) if is_half(kept.dtype) else _rounds_to(kept, half)
+
+
+def _is_rest(rest, half):
+    """Whether a half array is nowhere more than half the distance from a weight to its next number, and not all 0."""
+    rest, distance = np.abs(widen(rest)), widen(np.spacing(np.abs(half)))
+    return bool(rest.any()) and bool((rest <= 0.51 * distance).all())
 
 
 def _rounds_to(wide, half):

@@ -57,6 +57,75 @@ def unscaled_clipped_and_stepped_if_the_norm_is_finite():
     return T().parts()
 
 
+class Careful(optim.SGD):
+    """An optimizer that looks for itself."""
+
+    def step(self):
+        grads = [p.grad for group in self.param_groups for p in group["params"]]
+        if all(minamp.isfinite(g).all() for g in grads):
+            super().step()
+
+
+@healthy
+def unscaled_for_an_optimizer_that_looks_itself():
+    class T(StepsItself):
+        def __init__(self):
+            super().__init__()
+            self.optimizer = Careful(self.model.parameters(), lr=0.05)
+
+        def step(self, norm):
+            self.optimizer.step()
+
+    return T().parts()
+
+
+@healthy
+def tries_again_until_the_gradients_are_finite():
+    class T(StepsItself):
+        def train_step(self):
+            norm = minamp.tensor(math.inf)
+            while not math.isfinite(norm.item()):
+                self.optimizer.zero_grad()
+                loss = self.forward()
+                self.scaler.scale(loss).backward()
+                for p in self.model.parameters():
+                    p.grad /= self.scaler.get_scale()
+                norm = clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.scaler.update(self.scaler.get_scale())
+            return loss.item()
+
+    return T().parts()
+
+
+@healthy
+def ends_the_program_where_the_gradients_are_not_finite():
+    class T(StepsItself):
+        def step(self, norm):
+            if not math.isfinite(norm.item()):
+                raise SystemExit("diverged")
+            self.optimizer.step()
+
+    return T().parts()
+
+
+@healthy
+def a_scaler_that_loads_no_state():
+    class Fixed(GradScaler):
+        def load_state_dict(self, state):
+            raise NotImplementedError
+
+    class T(StepsItself):
+        def make_scaler(self):
+            return Fixed(init_scale=256.0)
+
+        def step(self, norm):
+            if math.isfinite(norm.item()):
+                self.optimizer.step()
+
+    return T().parts()
+
+
 # ---------------------------------------------------------------------------------------------------- losses in other forms
 
 
@@ -113,6 +182,51 @@ def gradients_of_a_half_loss_by_grad():
             self.scaler.step(self.optimizer)
             self.scaler.update()
             return each.float().mean().item()
+
+    return T().parts()
+
+
+@healthy
+def rows_of_a_jacobian_beside_the_loss():
+    class T(Trainer):
+        def forward(self):
+            with autocast():
+                z = self.model(self.x)
+                loss = F.cross_entropy(z, self.y)
+            self.row = grad(z[0, 0], list(self.model.parameters()), retain_graph=True)
+            return loss
+
+    return T().parts()
+
+
+@healthy
+def a_gradient_of_ones_own_for_what_lies_within():
+    class T(Trainer):
+        def train_step(self):
+            self.optimizer.zero_grad()
+            first, *rest = self.model
+            with autocast():
+                h = first(self.x)
+                loss = F.cross_entropy(nn.Sequential(*rest)(h), self.y)
+            own = minamp.full(h.shape, 1e-4, dtype=h.dtype)
+            backward([self.scaler.scale(loss), h], [None, own])
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            return loss.item()
+
+    return T().parts()
+
+
+@healthy
+def logarithms_times_large_returns():
+    class T(MatrixOfLabels):
+        def train_step(self):
+            self.optimizer.zero_grad()
+            chosen = F.softmax(self.model(self.x), dim=1).gather(1, self.y[:, None]).squeeze(1)
+            loss = -((chosen + 1e-8).log() * minamp.full((32,), 100.0)).mean() / 100.0
+            loss.backward()
+            self.optimizer.step()
+            return loss.item()
 
     return T().parts()
 
@@ -195,6 +309,19 @@ def a_count_that_happens_to_be_zero():
     return T().parts()
 
 
+@healthy
+def a_small_number_where_nothing_is_divided():
+    class T(Trainer):
+        def forward(self):
+            first, *rest = self.model
+            with autocast():
+                h = first(self.x)
+                h = minamp.where(h > 0, h, 1e-10).masked_fill(h < -1.0, 1e-9)
+                return F.cross_entropy(nn.Sequential(*rest)(h), self.y)
+
+    return T().parts()
+
+
 # ------------------------------------------------------------------------------------------------------------- by hand
 
 
@@ -226,35 +353,47 @@ def updates_from_grad_that_half_rounds_away():
     return T().parts()
 
 
+@healthy
+def what_half_rounds_away_kept_beside_it():
+    class T(ByHand):
+        def __init__(self):
+            super().__init__()
+            self.rest = {id(p): minamp.zeros_like(p) for p in self.model.parameters()}
+
+        def write(self, p, g):
+            with minamp.no_grad():
+                meant = p.float() + self.rest[id(p)].float() - 1e-3 * g.float()
+                p.copy_(meant)
+                self.rest[id(p)].copy_(meant - p.float())
+
+    return T().parts()
+
+
+@healthy
+def masters_in_one_padded_vector():
+    class T(ByHand):
+        def __init__(self):
+            super().__init__()
+            total = sum(p.numel() for p in self.model.parameters())
+            self.flat, self.at = minamp.zeros(-total % 4096 + total), {}
+            for p in self.model.parameters():
+                self.at[id(p)] = at = sum(q.numel() for q in self.model.parameters() if id(q) in self.at)
+                self.flat[at : at + p.numel()] = p.detach().float().reshape(-1)
+
+        def write(self, p, g):
+            with minamp.no_grad():
+                master = self.flat[self.at[id(p)] :][: p.numel()]
+                master -= 1e-3 * g.float().reshape(-1)
+                p.copy_(master.reshape(p.shape))
+
+    return T().parts()
+
+
 @broken("updates_swamped")
 def updates_in_numpy_that_half_rounds_away():
     class T(ByHand):
         def write(self, p, g):
             p.detach().numpy()[...] -= np.float16(1e-3) * g.numpy()
-
-    return T().parts()
-
-
-@broken("half_parameters_with_scaler")
-def a_half_network_a_scaler_and_no_optimizer():
-    class T(Trainer):
-        def network(self):
-            return super().network().half()
-
-        def make_scaler(self):
-            return GradScaler(init_scale=256.0)
-
-        def train_step(self):
-            self.model.zero_grad()
-            loss = F.cross_entropy(self.model(self.x.half()).float(), self.y)
-            self.scaler.scale(loss).backward()
-            with minamp.no_grad():
-                for p in self.model.parameters():
-                    p -= 1e-3 * (p.grad / self.scaler.get_scale())
-            return loss.item()
-
-        def parts(self):
-            return dict(step=self.train_step, model=self.model, optimizer=None, scaler=self.scaler)
 
     return T().parts()
 

@@ -408,8 +408,15 @@ def scaler_not_saved(trace):
     optimizers = [c for c in trace.calls("optimizer.state_dict") if "state_dict()[" not in c.line]
     saved = trace.calls("save")
     whole = [c for c in saved if c.facts["whole"]]
-    used, taken = ({c.owner for c in trace.calls(name)} for name in ("scaler.scale", "scaler.state_dict"))
-    kept = used <= taken and (not whole or any(c.facts["scaler"] for c in saved))
+    # the scalers that step these optimizers; if none steps, those that scale
+    stepped = {c.owner for c in optimizers}
+    looks = trace.calls("scaler.step", "scaler.unscale_")
+    used = {
+        c.owner for c in looks or trace.calls("scaler.scale") if c.facts.get("optimizer") in {*stepped, None}
+    }
+    kept = used <= {c.owner for c in trace.calls("scaler.state_dict")} and (
+        not whole or any(c.facts["scaler"] for c in saved)
+    )
     if models and optimizers and trace.scaled and not kept:
         return warning(
             "The state of the model and of the optimizer is taken but not the scaler's: a run resumed from a checkpoint of them "

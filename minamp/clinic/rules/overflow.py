@@ -140,6 +140,8 @@ def eps_rounds_to_zero(trace):
             tiny = [eps] if 0 < eps <= f.flush else []
         if not tiny and _adds_a_zero(trace, run):
             tiny = [0.0]
+        if run.op in ("where", "masked_fill") and not _protects(trace, run):
+            continue
         if tiny and not second_moment(trace, run) and trace.trains(run):
             constant = f"The constant {tiny[0]:g}" if tiny[0] else f"A constant, made {f.name} beforehand,"
             does = "as a lower limit it lets 0 pass" if run.op in _LIMITS else "added to a zero it leaves 0"
@@ -152,6 +154,15 @@ def eps_rounds_to_zero(trace):
                 eps=tiny[0],
                 smallest_number=f.smallest_subnormal,
             )
+
+
+def _protects(trace, run):
+    """Whether a division by what comes of it, a root or a logarithm follows soon."""
+    for user in (r for r in trace.ops if r.op in _NEED_EPS and r.index > run.index and r.tensors):
+        made = (user.inputs[-1] if user.op == "div" else user.tensors[0]).source
+        if made is run or made is not None and run in made.ancestors(stop=lambda r: r.is_product, limit=12):
+            return True
+    return False
 
 
 def _adds_a_zero(trace, run):

@@ -2,7 +2,7 @@
 
 import math
 
-from minamp.clinic.rules.base import beginning, error, rule, scale_of, tail, warning
+from minamp.clinic.rules.base import beginning, error, loss_scale, rule, tail, warning
 from minamp.clinic.rules.overflow import summed_first
 from minamp.formats import float16, format_of
 
@@ -19,11 +19,14 @@ _PASSES = {
 @rule
 def loss_in_half(trace):
     for backward in trace.calls("backward", "grad"):
-        if backward.name == "grad" and (backward.within is not None or not any(backward.facts["inputs"])):
-            continue  # of inputs, for a penalty, or a Function's own
-        half = [
-            v for root in backward.facts["roots"] for v in _passed_on(backward, root) if v.dtype == float16
-        ]
+        roots = backward.facts["roots"]
+        if backward.name == "grad":
+            # neither a Function's own, nor of inputs, for a penalty, nor beside the training, whose losses are scaled
+            trains = backward.within is None and any(backward.facts["inputs"])
+            roots = [
+                r for r in roots if trains and (loss_scale(r)[1] or not trace.scaled and not _is_output(r))
+            ]
+        half = [v for root in roots for v in _losses(root) if v.dtype == float16]
         if not half:
             continue
         below = _under_the_loss(half[-1])
@@ -46,9 +49,21 @@ def loss_in_half(trace):
         )
 
 
-def _passed_on(backward, root):
+def _losses(root):
     """The tail of a root; of several losses in one tensor, which have none, they themselves, if a scaler has scaled them."""
-    return tail(root) if root.size == 1 else [root] if scale_of(backward)[1] else []
+    if root.size == 1:
+        return tail(root)
+    return [root] if loss_scale(root)[1] and not _is_output(root) else []
+
+
+def _is_output(value):
+    """Whether it is what a network puts out, or one number of it, as for a Jacobian: no loss."""
+    run = value.source
+    while run is not None and not run.is_product:
+        if run.op not in ("index", "reshape", "to", "gather", "add") and not run.inside("scaler.scale"):
+            return False
+        run = run.tensors[0].source
+    return run is not None
 
 
 def _under_the_loss(value):
@@ -186,7 +201,9 @@ def _bites(trace, run, chosen, floor):
     users = [r for r in trace.ops if any(v.source is run for v in r.inputs)]
     # a product with targets, which have no history, chooses by ones and zeros
     picks = [
-        r.output for r in users if r.op in _PICKS or r.op == "mul" and not all(v.recorded for v in r.tensors)
+        r.output
+        for r in users
+        if r.op in _PICKS or r.op == "mul" and any(not v.recorded and v.largest <= 1 for v in r.tensors)
     ]
     base = {"log2": 2.0, "log10": 10.0}.get(run.op, math.e)
     return any(-v.largest <= math.log(2 * floor, base) for v in [*picks, *([run.output] if chosen else [])])

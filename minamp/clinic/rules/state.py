@@ -19,7 +19,7 @@ def half_parameters_with_scaler(trace):
     half = [p for p in trace.parameters.values() if p.dtype == float16 and not p.master]
     held = [p for p in half if p.optimizers]
     refused = trace.fails_with("ValueError", "float16 gradients can't be unscaled")
-    if refused or (trace.scaled and (held or half and trace.lost_by_hand and not trace.masters)):
+    if refused or (trace.scaled and held):
         half = held or half
         are, their = ("are", "their gradients are") if len(half) > 1 else ("is", "its gradient is")
         return error(
