@@ -24,7 +24,7 @@ from minamp.announce import listeners
 from minamp.anomaly import set_detect_anomaly
 from minamp.autocast import state as autocast_state
 from minamp.backends import errors
-from minamp.draw import Generator, generator, local
+from minamp.draw import generator, local
 from minamp.record import grad_mode, observers
 from minamp.tensor import Tensor
 from minamp.utils.data import TensorDataset
@@ -148,9 +148,7 @@ class Snapshot:
     def _generator(self, path, x):
         state = x.bit_generator.state
         self._undo.append(lambda: setattr(x.bit_generator, "state", state))
-        if isinstance(x, Generator):
-            self._dict(vars(x))  # the seed that it started from
-        return []
+        return self._instance(path, x)  # minamp's has the seed that it started from
 
     def _zipped(self, path, x):
         return [(path, iterator) for iterator in x.__reduce__()[1]]  # a zip has no state beside theirs

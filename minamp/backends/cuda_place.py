@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from minamp.backends import device
+from minamp.backends import device, place
 from minamp.backends.cuda_cast import widen
 from minamp.backends.device import xp
 
@@ -83,13 +83,7 @@ def scatter_clear(x, dim, index):
 
 
 def _positions(index, dim):
-    """What to index with so that position p of `index` reads place p, but index[p] along `dim` (torch.gather's rule)."""
-    index = _key(index)
-    n = index.ndim
-    return tuple(
-        index if i == dim else xp.arange(size).reshape((1,) * i + (-1,) + (1,) * (n - 1 - i))
-        for i, size in enumerate(index.shape)
-    )
+    return place.positions(_key(index), dim, xp.arange)
 
 
 def argsort(x, dim, descending=False):

@@ -58,7 +58,7 @@ def _add_rows(out, ids, g):
 
 
 def gather(x, dim, index):
-    return x[_positions(index, dim)]
+    return x[positions(index, dim)]
 
 
 def gather_grad(g, dim, index, shape):
@@ -74,7 +74,7 @@ def scatter_add(x, dim, index, src):
     if not x.ndim:
         return out + src
     # as one flat index: np.add.at has a fast loop only for those (3 x)
-    flat = np.ravel_multi_index(_positions(index, dim), x.shape)
+    flat = np.ravel_multi_index(positions(index, dim), x.shape)
     np.add.at(out.reshape(-1), flat.reshape(-1), src.reshape(-1))
     return out
 
@@ -82,19 +82,19 @@ def scatter_add(x, dim, index, src):
 def scatter(x, dim, index, src):
     """scatter_add that writes instead of adding."""
     out = x.copy()
-    out[_positions(index, dim)] = src[tuple(slice(n) for n in index.shape)] if src.ndim else src
+    out[positions(index, dim)] = src[tuple(slice(n) for n in index.shape)] if src.ndim else src
     return out
 
 
 def scatter_clear(x, dim, index):
-    return index_clear(x, _positions(index, dim))
+    return index_clear(x, positions(index, dim))
 
 
-def _positions(index, dim):
+def positions(index, dim, arange=np.arange):
     """What to index with so that position p of `index` reads place p, but index[p] along `dim` (torch.gather's rule)."""
     n = index.ndim
     return tuple(  # np.ogrid takes five times as long, 6 us
-        index if i == dim else np.arange(size).reshape((1,) * i + (-1,) + (1,) * (n - 1 - i))
+        index if i == dim else arange(size).reshape((1,) * i + (-1,) + (1,) * (n - 1 - i))
         for i, size in enumerate(index.shape)
     )
 

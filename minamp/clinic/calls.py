@@ -11,6 +11,7 @@ from minamp import backends, optim
 from minamp.announce import announced, listen
 from minamp.autocast import state as autocast_state
 from minamp.backends.errors import user_line
+from minamp.clinic.patient import listed
 from minamp.clinic.trace import Call, Gradient, Value, largest, length
 from minamp.formats import widen
 from minamp.optimizer import Optimizer
@@ -132,9 +133,9 @@ class Calls(listen):
         if name == "Function.apply":
             return {"function": owner}
         if name in ("backward", "grad"):
-            facts = {"roots": [self.value_of(x) for x in _listed(owner)], "scaler": self.patient.scale}
+            facts = {"roots": [self.value_of(x) for x in listed(owner)], "scaler": self.patient.scale}
             if name == "grad":
-                names = [self.patient.names.get(id(x)) for x in _listed(arguments["inputs"])]
+                names = [self.patient.names.get(id(x)) for x in listed(arguments["inputs"])]
                 return {**facts, "inputs": names}
             return {**facts, "versions": {n: p._version[0] for n, p in self.patient.parameters.items()}}
         if name == "optimizer.step":
@@ -209,11 +210,6 @@ class Backwards(listen):
 
     def end(self, result):
         pass
-
-
-def _listed(x):
-    """A Tensor, or several, as a list."""
-    return list(x) if isinstance(x, list | tuple) else [x]
 
 
 def _is_written(p, before, _, version):

@@ -23,7 +23,7 @@ class Patient:
                 f"doctor: step must be callable without arguments, got {type(step).__name__}: "
                 "put one training step into a function and give that"
             )
-        self.models, self.optimizers, self.scaler = _listed(model), _listed(optimizer), scaler
+        self.models, self.optimizers, self.scaler = listed(model), listed(optimizer), scaler
         for m in self.models:
             if not isinstance(m, Module):
                 raise TypeError(
@@ -232,7 +232,8 @@ def _is_running(name):
     return name.rpartition(".")[2] in ("running_mean", "running_var")
 
 
-def _listed(x):
+def listed(x):
+    """One or several as a list; of None none."""
     return [] if x is None else list(x) if isinstance(x, list | tuple) else [x]
 
 

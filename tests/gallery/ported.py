@@ -22,8 +22,7 @@ BROKEN, HEALTHY, broken, healthy = _scripts.ill, _scripts.well, _scripts.broken,
 
 
 class StepsItself(Trainer):
-    def make_scaler(self):
-        return GradScaler(init_scale=256.0)
+    init_scale = 256.0
 
     def train_step(self):
         self.optimizer.zero_grad()
@@ -132,27 +131,21 @@ def a_scaler_that_loads_no_state():
 class HalfError(Trainer):
     """A squared error that autocast leaves in half."""
 
-    def make_scaler(self):
-        return GradScaler(init_scale=256.0)
+    init_scale = 256.0
 
-    def losses(self):
-        """The cross entropy, and a mean of squares for each sample."""
+    def forward(self):
         with autocast():
             z = self.model(self.x)
             d = z - F.one_hot(self.y, 10).half()
-            return F.cross_entropy(z, self.y), (d * d).mean(1)
+            self.each = (d * d).mean(1)
+            return F.cross_entropy(z, self.y)
 
 
 @broken("loss_in_half")
 def a_loss_for_each_sample_weighed_by_backward():
     class T(HalfError):
-        def train_step(self):
-            self.optimizer.zero_grad()
-            _, each = self.losses()
-            self.scaler.scale(each).backward(minamp.full((len(self.x),), 1 / 32, dtype=float16))
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            return each.float().mean().item()
+        def backward(self, loss):
+            self.scaler.scale(self.each).backward(minamp.full((len(self.x),), 1 / 32, dtype=float16))
 
     return T().parts()
 
@@ -160,13 +153,8 @@ def a_loss_for_each_sample_weighed_by_backward():
 @broken("loss_in_half")
 def the_second_of_two_losses_given_to_backward():
     class T(HalfError):
-        def train_step(self):
-            self.optimizer.zero_grad()
-            entropy, each = self.losses()
-            backward([self.scaler.scale(entropy), self.scaler.scale(each.mean())])
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            return entropy.item()
+        def backward(self, loss):
+            backward([self.scaler.scale(loss), self.scaler.scale(self.each.mean())])
 
     return T().parts()
 
@@ -174,14 +162,10 @@ def the_second_of_two_losses_given_to_backward():
 @broken("loss_in_half")
 def gradients_of_a_half_loss_by_grad():
     class T(HalfError):
-        def train_step(self):
-            _, each = self.losses()
+        def backward(self, loss):
             weights = list(self.model.parameters())
-            for p, g in zip(weights, grad(self.scaler.scale(each.mean()), weights), strict=True):
+            for p, g in zip(weights, grad(self.scaler.scale(self.each.mean()), weights), strict=True):
                 p.grad = g
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            return each.float().mean().item()
 
     return T().parts()
 
@@ -202,50 +186,30 @@ def rows_of_a_jacobian_beside_the_loss():
 @healthy
 def a_gradient_of_ones_own_for_what_lies_within():
     class T(Trainer):
-        def train_step(self):
-            self.optimizer.zero_grad()
+        def forward(self):
             first, *rest = self.model
             with autocast():
-                h = first(self.x)
-                loss = F.cross_entropy(nn.Sequential(*rest)(h), self.y)
-            own = minamp.full(h.shape, 1e-4, dtype=h.dtype)
-            backward([self.scaler.scale(loss), h], [None, own])
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            return loss.item()
+                self.within = first(self.x)
+                return F.cross_entropy(nn.Sequential(*rest)(self.within), self.y)
 
-    return T().parts()
-
-
-@healthy
-def logarithms_times_large_returns():
-    class T(MatrixOfLabels):
-        def train_step(self):
-            self.optimizer.zero_grad()
-            chosen = F.softmax(self.model(self.x), dim=1).gather(1, self.y[:, None]).squeeze(1)
-            loss = -((chosen + 1e-8).log() * minamp.full((32,), 100.0)).mean() / 100.0
-            loss.backward()
-            self.optimizer.step()
-            return loss.item()
+        def backward(self, loss):
+            own = minamp.full(self.within.shape, 1e-4, dtype=self.within.dtype)
+            backward([self.scaler.scale(loss), self.within], [None, own])
 
     return T().parts()
 
 
 class MatrixOfLabels(Trainer):
-    """Cross entropy with a matrix of zeros and ones in place of class ids."""
+    """Cross entropy in float32, with a matrix of zeros and ones in place of class ids."""
 
     spread = 1.0  # of the scores
 
     def make_scaler(self):
-        return None
+        return GradScaler(enabled=False)
 
-    def train_step(self):
-        self.optimizer.zero_grad()
+    def forward(self):
         p = F.softmax(self.spread * self.model(self.x), dim=1)
-        loss = -(F.one_hot(self.y, 10).float() * minamp.log(p.clamp(1e-7, 1.0))).sum(1).mean()
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
+        return -(F.one_hot(self.y, 10).float() * minamp.log(p.clamp(1e-7, 1.0))).sum(1).mean()
 
 
 @broken("log_of_softmax")
@@ -259,6 +223,16 @@ def a_matrix_of_labels_and_a_floor_that_bites():
 @healthy
 def a_matrix_of_labels_and_a_floor_that_does_not():
     return MatrixOfLabels().parts()
+
+
+@healthy
+def logarithms_times_large_returns():
+    class T(MatrixOfLabels):
+        def forward(self):
+            chosen = F.softmax(self.model(self.x), dim=1).gather(1, self.y[:, None]).squeeze(1)
+            return -((chosen + 1e-8).log() * minamp.full((32,), 100.0)).mean() / 100.0
+
+    return T().parts()
 
 
 # ---------------------------------------------------------------------------------------------------- what protects from 0
@@ -436,8 +410,7 @@ def one_of_two_scalers_that_comes_down_once():
             super().__init__()
             self.second = GradScaler(init_scale=2.0**20)
 
-        def make_scaler(self):
-            return GradScaler(init_scale=64.0)
+        init_scale = 64.0
 
     return T().parts()
 
@@ -507,8 +480,7 @@ def a_float32_critic_without_a_scale_before_the_scaled_loss():
             self.critic = nn.Linear(784, 1)
             self.judging = optim.SGD(self.critic.parameters(), lr=1e-9)
 
-        def make_scaler(self):
-            return GradScaler(init_scale=2.0**20)
+        init_scale = 2.0**20
 
         def train_step(self):
             self.judging.zero_grad()
@@ -529,16 +501,12 @@ class Logs(Trainer):
         super().__init__()
         self.log = []
 
-    def train_step(self):
-        self.optimizer.zero_grad()
+    def forward(self):
         with autocast():
             z = self.model(self.x)
             loss = F.cross_entropy(z, self.y)
         self.log.append(self.number(z).item())
-        self.scaler.scale(loss).backward()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        return loss.item()
+        return loss
 
 
 @healthy
@@ -649,8 +617,7 @@ def a_function_whose_backward_only_repeats():
 @broken("raw_optimizer_step")
 def a_closure_given_to_the_optimizer():
     class T(Trainer):
-        def make_scaler(self):
-            return GradScaler(init_scale=256.0)
+        init_scale = 256.0
 
         def train_step(self):
             def closure():
@@ -701,8 +668,7 @@ def statistics_of_a_layer_of_ones_own():
 @broken("unscale_every_micro_batch")
 def unscaled_for_a_log_and_once_more_for_the_clipping():
     class T(Trainer):
-        def make_scaler(self):
-            return GradScaler(init_scale=256.0)
+        init_scale = 256.0
 
         def before_step(self):
             self.scaler.unscale_(self.optimizer)

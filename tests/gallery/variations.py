@@ -26,6 +26,7 @@ class Trainer:
 
     dtype = minamp.float16
     lr = 0.05
+    init_scale = 2.0**16
 
     def __init__(self):
         self.x, self.y = self.data()
@@ -40,11 +41,14 @@ class Trainer:
         return mlp(784, 48, 10)
 
     def make_scaler(self):
-        return GradScaler()
+        return GradScaler(init_scale=self.init_scale)
 
     def forward(self):
         with autocast(dtype=self.dtype):
             return F.cross_entropy(self.model(self.x), self.y)
+
+    def backward(self, loss):
+        self.scaler.scale(loss).backward()
 
     def before_step(self):
         pass
@@ -52,7 +56,7 @@ class Trainer:
     def train_step(self):
         self.optimizer.zero_grad()
         loss = self.forward()
-        self.scaler.scale(loss).backward()
+        self.backward(loss)
         self.before_step()
         self.scaler.step(self.optimizer)
         self.scaler.update()

@@ -23,8 +23,8 @@ ALONG = 0.999  # the cosine between a change and the gradient, from which on it 
 
 def _raw_steps(trace):
     """(call, whether its gradients are still scaled, a scale by hand or None) of the optimizer.steps that nobody guards."""
-    for call, still, scale, names in _steps_outside(trace):
-        if still or scale is None and (call.owner in trace.heedless or not _decides(trace, call, names)):
+    for call, still, scale, decides in _steps_outside(trace):
+        if still or scale is None and (call.owner in trace.heedless or not decides):
             yield call, still, scale
 
 
@@ -33,14 +33,11 @@ def may_decide(trace):
 
     Of a scaler whose scale moves: where nobody calls update() it is what the user has found to do.
     """
-    return bool(trace.calls("scaler.update")) and any(
-        not still and scale is None and _decides(trace, call, names)
-        for call, still, scale, names in _steps_outside(trace)
-    )
+    return bool(trace.calls("scaler.update")) and any(decides for *_, decides in _steps_outside(trace))
 
 
 def _steps_outside(trace):
-    """(call, whether its gradients are still scaled, a scale by hand or None, their names) of those outside scaler.step."""
+    """(call, whether its gradients are still scaled, a scale by hand or None, what _decides says) of steps past the scaler."""
     for call in trace.calls("optimizer.step"):
         names = trace.held_by(call.owner)
         if call.inside("scaler.step") and not _smuggled(trace, call, names):
@@ -58,7 +55,12 @@ def _steps_outside(trace):
         look = next((c for c in clips if backward.index < c.index < call.index), call)
         divided = look is not call and same_factor(look.after, call.before, 1 / scale)
         still = still_scaled(trace, backward, look, scale, names) and not divided
-        yield call, still, None if by_scaler else scale, names
+        yield (
+            call,
+            still,
+            None if by_scaler else scale,
+            by_scaler and not still and _decides(trace, call, names),
+        )
 
 
 def _smuggled(trace, step, names):
@@ -408,15 +410,12 @@ def scaler_not_saved(trace):
     optimizers = [c for c in trace.calls("optimizer.state_dict") if "state_dict()[" not in c.line]
     saved = trace.calls("save")
     whole = [c for c in saved if c.facts["whole"]]
-    # the scalers that step these optimizers; if none steps, those that scale
-    stepped = {c.owner for c in optimizers}
-    looks = trace.calls("scaler.step", "scaler.unscale_")
-    used = {
-        c.owner for c in looks or trace.calls("scaler.scale") if c.facts.get("optimizer") in {*stepped, None}
-    }
-    kept = used <= {c.owner for c in trace.calls("scaler.state_dict")} and (
-        not whole or any(c.facts["scaler"] for c in saved)
-    )
+    # the scalers that step those optimizers; if none steps, all that scale
+    stepping = trace.calls("scaler.step", "scaler.unscale_")
+    theirs = [c for c in stepping if c.facts["optimizer"] in {o.owner for o in optimizers}]
+    used = {c.owner for c in (theirs if stepping else trace.calls("scaler.scale"))}
+    taken = used <= {c.owner for c in trace.calls("scaler.state_dict")}
+    kept = taken and (not whole or any(c.facts["scaler"] for c in saved))
     if models and optimizers and trace.scaled and not kept:
         return warning(
             "The state of the model and of the optimizer is taken but not the scaler's: a run resumed from a checkpoint of them "

@@ -11,6 +11,7 @@ _ROOTS = {"sqrt", "rsqrt", "pow", "std"}
 _SUMS = {"sum", "naive_half_sum"}
 _FACTORS = {"linear", "matmul", "mm", "bmm", "mv", "einsum", "conv1d", "conv2d"}
 _LIMITS = {"maximum", "clamp"}
+_FILLS = {"where", "masked_fill"}
 _NEED_EPS = {"div", "reciprocal", "sqrt", "rsqrt", "log"}
 
 
@@ -131,7 +132,7 @@ def eps_rounds_to_zero(trace):
         if not run.output.half or run.inside("optimizer.step"):
             continue
         f = format_of(run.output.dtype)
-        if run.op in {"add", "sub", "where", "masked_fill"} | _LIMITS:
+        if run.op in {"add", "sub"} | _LIMITS | _FILLS:
             tiny = [c for c in (*run.constants, run.attrs.get("value", 0)) if 0 < abs(c) <= f.flush]
         elif run.op == "to" and run.output.constant == 0:
             tiny = [c for c in run.constants if c]
@@ -140,9 +141,8 @@ def eps_rounds_to_zero(trace):
             tiny = [eps] if 0 < eps <= f.flush else []
         if not tiny and _adds_a_zero(trace, run):
             tiny = [0.0]
-        if run.op in ("where", "masked_fill") and not _protects(trace, run):
-            continue
-        if tiny and not second_moment(trace, run) and trace.trains(run):
+        protects = tiny and (run.op not in _FILLS or _protects(trace, run))
+        if protects and not second_moment(trace, run) and trace.trains(run):
             constant = f"The constant {tiny[0]:g}" if tiny[0] else f"A constant, made {f.name} beforehand,"
             does = "as a lower limit it lets 0 pass" if run.op in _LIMITS else "added to a zero it leaves 0"
             return error(
@@ -167,9 +167,8 @@ def _protects(trace, run):
 
 def _adds_a_zero(trace, run):
     """Whether a half constant that is 0 is added to what is then divided by, or put under a root or logarithm."""
-    if run.op not in ("add", "maximum", "where") or any(
-        abs(c) > format_of(run.output.dtype).flush for c in run.constants
-    ):
+    flush = format_of(run.output.dtype).flush
+    if run.op not in ("add", "maximum", "where") or any(abs(c) > flush for c in run.constants):
         return False
     zeros = [v for v in run.tensors if v.half and v.largest == 0 and not v.recorded]
     # full_like makes one by a cast; what an op has made of data, such as a count, may happen to be 0

@@ -19,14 +19,10 @@ _PASSES = {
 @rule
 def loss_in_half(trace):
     for backward in trace.calls("backward", "grad"):
-        roots = backward.facts["roots"]
-        if backward.name == "grad":
-            # neither a Function's own, nor of inputs, for a penalty, nor beside the training, whose losses are scaled
-            trains = backward.within is None and any(backward.facts["inputs"])
-            roots = [
-                r for r in roots if trains and (loss_scale(r)[1] or not trace.scaled and not _is_output(r))
-            ]
-        half = [v for root in roots for v in _losses(root) if v.dtype == float16]
+        losses = [
+            v for root in backward.facts["roots"] if _is_loss(trace, backward, root) for v in _passed_on(root)
+        ]
+        half = [v for v in losses if v.dtype == float16]
         if not half:
             continue
         below = _under_the_loss(half[-1])
@@ -49,11 +45,20 @@ def loss_in_half(trace):
         )
 
 
-def _losses(root):
-    """The tail of a root; of several losses in one tensor, which have none, they themselves, if a scaler has scaled them."""
-    if root.size == 1:
-        return tail(root)
-    return [root] if loss_scale(root)[1] and not _is_output(root) else []
+def _is_loss(trace, backward, root):
+    """Whether what backward or grad starts from is a loss: one number, or several in one tensor that a scaler has scaled."""
+    scaled, output = loss_scale(root)[1], _is_output(root)
+    if backward.name == "grad":
+        # a Function's own; of inputs, for a penalty; beside the training, whose losses are scaled, or of an output
+        others = backward.within is not None or not any(backward.facts["inputs"])
+        if others or not scaled and (trace.scaled or output):
+            return False
+    return root.size == 1 or scaled and not output
+
+
+def _passed_on(root):
+    """The tail of a loss; several in one tensor have none."""
+    return tail(root) if root.size == 1 else [root]
 
 
 def _is_output(value):
@@ -62,7 +67,7 @@ def _is_output(value):
     while run is not None and not run.is_product:
         if run.op not in ("index", "reshape", "to", "gather", "add") and not run.inside("scaler.scale"):
             return False
-        run = run.tensors[0].source
+        run = run.tensors[0].source if run.tensors else None
     return run is not None
 
 

@@ -6,7 +6,7 @@ from minamp.formats import bfloat16, float16, format_of
 
 SWAMPED = 0.5  # of the weights that have a gradient
 FLUSH = format_of(float16).flush
-_SUMS = {"sum", "mean"}
+_STATISTICS = {"sum", "mean"}
 # What half does to an average of squares. Half of bfloat16's distance to the next number is at least 0.0019 of a number.
 MOMENTS = {
     float16: "squares of gradients up to 1.7e-4 are 0 and an eps of 1e-8 is 0 too, so that the step divides by 0",
@@ -66,7 +66,7 @@ def adam_in_half(trace):
             and run.output.shape in shapes
             and any(c.index < run.index and c.step == run.step for c in trace.calls("backward", "grad"))
             # a second moment is elementwise; that of a sum is somebody's statistic
-            and not any(r.op in _SUMS for r in run.ancestors(limit=6))
+            and not any(r.op in _STATISTICS for r in run.ancestors(limit=6))
         ):
             return _adam(run.line, run.output.dtype, run.tensors[0].largest)
         if run.op == "add" and run.output.dtype == float16 and second_moment(trace, run):
