@@ -33,7 +33,7 @@ def doctor(step, model=None, optimizer=None, scaler=None):
 
     The step runs twice, as it is and in float32; three to five times where it raises or spoils a parameter, fails in float32,
     steps an optimizer past the scaler (then once at a scale at which all gradients overflow), or the second call is not the
-    first again, as in turns. What happens in a later call only is not seen.
+    first again, as in turns. What happens in a later call only is not seen, nor what runs in other threads.
     Model, optimizer, scaler, gradients, random generators and all that the step reaches through its closure, its object and
     its globals are put back, also when it raises, and so is iter() of minamp's DataLoader over a Dataset, or a zip of such. What
     can't be put back: other iterators and generators (they are some batches further), files, prints. An error that the doctor
@@ -125,7 +125,8 @@ def _noted(step, patient, before, in_float32):
     with Calls(trace, patient) as calls:
         _observe(step, calls)
         calls.step = 1
-        if in_float32 and trace.error is None and patient.finite:
+        trace.spoils = trace.error is None and not patient.finite
+        if in_float32 and trace.error is None and not trace.spoils:
             _go_on_in_float32(step, trace, patient, patient.scale / scale)
         elif trace.error is None:
             _observe(step, calls)
@@ -151,7 +152,7 @@ def _observe(step, calls):
 
 def _go_on_in_float32(step, trace, patient, grown):
     """Run the step in float32 as the second call: its losses are multiplied as in the first, by a scale that has `grown`."""
-    first = trace.calls("backward", "grad")
+    first = list(trace.calls("backward", "grad"))
     trace.reference = _in_float32(step, trace, patient, grown)
     for call, before in zip(trace.calls("backward", "grad")[len(first) :], first, strict=False):
         scale, by_scaler = scale_of(before)

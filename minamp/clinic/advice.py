@@ -26,6 +26,11 @@ USUAL_SCALE = 2.0**16
 NOISE = 2.0**-14
 USUAL_SHARE = 0.01  # of the non-zero gradients may be flushed without anybody noticing
 
+_SPOILS = (
+    "The step leaves inf or nan in parameters that were finite before: see the findings. Without one it happens where the doctor "
+    "sees no ops, such as in NumPy or in another thread."
+)
+
 
 class Reference(observe):
     """Context manager: the gradients and times of the ops that run inside.
@@ -150,20 +155,21 @@ def advice(trace):
             "The step ran no backward() in this thread, so there was no training to examine: give a function that, when it is "
             "called, does one whole step."
         )
+    spoils = [_SPOILS] if trace.spoils else []
     run = trace.reference
     if run is None or not run.complete or not run.weights:
         why = "did not run through" if run is None or not run.complete else "gave no parameter a gradient"
-        return Advice(
-            f"The step {why} with autocast switched off, so there are no float32 gradients to judge by."
-        )
+        known = f"The step {why} with autocast switched off, so there are no float32 gradients to judge by."
+        return Advice("\n".join([*spoils, known]))
     count = sum(math.prod(p.shape) for p in trace.parameters.values())
     busy = sum(run.seconds.values())
     share = run.seconds["products"] / busy if busy else 0.0
     numbers = {"parameters": count, "share_of_time_in_products": round(share, 3)}
     lines = [
+        *spoils,
         f"{share:.0%} of the step's time without autocast goes into matmuls and convolutions, so hardware that does those in "
         f"half can make the step at most {1 / max(1 - share, 1e-3):.1f} times as fast. On a CPU half is emulated: it costs "
-        f"time here and halves the memory of activations. The model has {count} parameters, {4 * count} bytes in float32."
+        f"time here and halves the memory of activations. The model has {count} parameters, {4 * count} bytes in float32.",
     ]
     lines += _about_scale(trace, numbers)
     return Advice("\n".join(lines), numbers)

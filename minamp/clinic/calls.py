@@ -122,6 +122,7 @@ class Calls(listen):
                 "scale": owner.get_scale(),
                 "new_scale": arguments["new_scale"],
                 "floor": getattr(owner, "_min_scale", -math.inf),
+                "ceiling": getattr(owner, "_max_scale", math.inf),
                 "good_steps_before": owner._get_growth_tracker(),
             }
         if name == "scaler.scale":
@@ -148,7 +149,7 @@ class Calls(listen):
                 "rate": max(rates, default=0.0),
             }
         if name == "save":
-            parts = owner.values() if isinstance(owner, dict) else ()
+            parts = owner.values() if isinstance(owner, dict) else listed(owner)
             several = sum(isinstance(x, dict) for x in parts) > 1  # states in one file
             return {"scaler": _holds_scaler(owner), "whole": several}
         if name.startswith("clip"):

@@ -10,6 +10,7 @@ from minamp.backends.errors import NOT_USERS, place, user_line
 from minamp.clinic.trace import Error, OpRun, Spoilt, Value, largest
 from minamp.formats import is_floating, widen
 from minamp.function import Applied
+from minamp.policy import LOWER_PRECISION
 from minamp.quiet import quiet
 from minamp.record import observe
 from minamp.tensor import Tensor
@@ -32,6 +33,8 @@ class Ops(observe):
 
     def see(self, phase, op, inputs, output):
         if phase != "forward":
+            if op.policy == LOWER_PRECISION:
+                self.trace.pulled.add(inputs[1].dtype)
             return
         node = output._node
         attrs = node.attrs if node is not None and node.op is op else {}

@@ -174,7 +174,7 @@ class Patient:
         # Weights that no optimizer of ours updates may have their moments anywhere; else the walk is not worth its time.
         ours = {id(o) for o in self.optimizers if type(o).__module__ == optim.__name__}
         theirs = [p for p in self.parameters.values() if ours.isdisjoint(self.rounding.get(id(p), UNHELD)[0])]
-        if any(is_half(p.dtype) for p in theirs):
+        if theirs:
             found += before.changed(lambda path, a: ".grad" not in path and fits(a))
         return [(path, a.dtype) for path, a in found if (backends.host(a) >= 0).all() and (a != 0).any()]
 

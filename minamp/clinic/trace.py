@@ -167,6 +167,10 @@ class Trace:
     scalers_made: set = field(default_factory=set)
     # updates without an optimizer: as a Call's facts['lost']
     lost_by_hand: dict = field(default_factory=dict)
+    pulled: set = field(
+        default_factory=set
+    )  # dtypes of the matmuls and convolutions that gradients came through
+    spoils: bool = False  # whether a parameter holds inf or nan after the first call
     # names of the half weights that the user keeps in a wider format as well
     masters: set = field(default_factory=set)
     # name -> (rate, cosine) of what changed the weights without an optimizer

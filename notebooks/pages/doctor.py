@@ -13,7 +13,7 @@ GALLERY = PAGE.parents[2] / "tests" / "gallery"
 # How each rule sees its fault: what it compares, in words. The rest of the page is what the doctor says of a broken script.
 SEEN = {
     "half_parameters_with_scaler": "float16 weights without a master under a scaled loss; or `unscale_` refuses",
-    "loss_in_half": "the tensor that backward starts from, before the scale is multiplied in, is float16",
+    "loss_in_half": "what backward starts from, before it was scaled, is float16, or the term that is half of it or more",
     "softmax_in_half": "a softmax, log_softmax, logsumexp or `e / e.sum()` that is float16, or whose `e` is, before a gradient",
     "log_of_softmax": "a logarithm with a gradient of a softmax, in any format; one kept from 0 if the choice is below that",
     "mask_overflows": "a large negative constant is added or filled in and -inf comes out in half; or `masked_fill` refuses it",
@@ -25,7 +25,7 @@ SEEN = {
     "clip_before_unscale": "nothing has divided all gradients, or the limit, by the scale before clipping; or `unscale_` is late",
     "clip_value_hides_overflow": "as clip_before_unscale, and gradients that were infinite before clipping are finite after it",
     "raw_optimizer_step": "`optimizer.step` outside `scaler.step`, or a descent by hand, uses gradients of a scaled loss",
-    "update_forgotten": "`scaler.step` is called and `scaler.update` is not",
+    "update_forgotten": "`scaler.step` is called and `scaler.update` is not, or stands before it",
     "update_repeated": "two updates in one step of the loop, for different optimizers or with nothing between them",
     "unscale_every_micro_batch": "a second `unscale_`, or division by the scale, after a backward that added to gradients",
     "zero_grad_missing": "at a second step the gradients of the first are still there, and backward has added to them",
@@ -37,7 +37,7 @@ SEEN = {
     "adam_in_half": "after backward a half root, or half root + eps, of a weight's shape; or an optimizer keeps half moments",
     "scale_pinned": "the scale falls in every step, is put back after a skip, or stands at a floor or ceiling that is in the way",
     "op_without_policy": "an `autograd.Function` runs in a region, without `custom_fwd` or `custom_bwd`, and its ops are cast",
-    "batchnorm_nan": "the buffers `running_mean` and `running_var` hold inf or nan before the first step",
+    "batchnorm_nan": "`running_mean` or `running_var` hold inf or nan before the first step, or a layer in eval mode reads such",
     "widened_by_scalar": "an array of a wider format, without a gradient, meets a tensor of the network and widens what follows",
 }
 

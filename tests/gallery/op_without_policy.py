@@ -49,7 +49,7 @@ def repaired():
 
     class Product(Function):
         @staticmethod
-        @minamp.custom_fwd(device_type="cuda", cast_inputs=minamp.float16)
+        @minamp.custom_fwd(device_type="cuda")
         def forward(ctx, x, weight):
             ctx.save_for_backward(x, weight)
             return x @ weight

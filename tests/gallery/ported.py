@@ -1,7 +1,9 @@
 """Loops as scripts ported from PyTorch have them: several losses and scalers, logs beside the training, own decisions."""
 
+import copy
 import math
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -611,6 +613,261 @@ def a_function_whose_backward_only_repeats():
     return T().parts()
 
 
+# -------------------------------------------------------------------------------------------------- written out, and in turns
+
+
+@broken("update_forgotten")
+def updated_between_the_clipping_and_the_step():
+    class T(StepsItself):
+        def train_step(self):
+            self.optimizer.zero_grad()
+            self.backward(self.forward())
+            self.scaler.unscale_(self.optimizer)
+            clip_grad_norm_(self.model.parameters(), 1.0)
+            self.scaler.update()
+            self.scaler.step(self.optimizer)
+
+    return T().parts()
+
+
+@broken("mean_of_too_many")
+def two_sums_added_and_divided():
+    """Total variation, by the book: both sums are half, and so is theirs."""
+    image = minamp.tensor(np.random.default_rng(0).random((4, 1, 150, 150), np.float32))
+
+    class T(Trainer):
+        init_scale = 256.0
+
+        def network(self):
+            model = nn.Conv2d(1, 1, 3, padding=1)
+            nn.init.constant_(model.weight, 3.0).data[0, 0, 1] = -3.0
+            return model
+
+        def forward(self):
+            with autocast():
+                u = self.model(image)
+            across = (u[..., 1:] - u[..., :-1]).abs().sum()
+            down = (u[..., 1:, :] - u[..., :-1, :]).abs().sum()
+            return F.mse_loss(u.float(), image) + 0.1 * (across + down) / u.numel()
+
+    return T().parts()
+
+
+@broken("mean_of_too_many")
+def sums_of_parts_added_and_divided():
+    class T(Trainer):
+        init_scale = 256.0
+
+        def forward(self):
+            with autocast():
+                z = self.model(self.x)
+                far = 300.0 + z.unsqueeze(0) - z.unsqueeze(1)
+            total = sum(part.sum() for part in far)
+            return F.cross_entropy(z.float(), self.y) + 1e-3 * (total / far.numel()).float()
+
+    return T().parts()
+
+
+@broken("loss_in_half")
+def nearly_all_of_a_loss_in_half_and_a_penalty_in_float32():
+    class T(Trainer):
+        def forward(self):
+            with autocast():
+                z = self.model(self.x)
+            fit = F.mse_loss(z, F.one_hot(self.y, 10).half())
+            return fit + 1e-5 * sum((p**2).sum() for p in self.model.parameters())
+
+    return T().parts()
+
+
+@broken("batchnorm_nan")
+def a_teacher_that_nobody_has_handed_over():
+    class T(Trainer):
+        def __init__(self):
+            super().__init__()
+            self.teacher = nn.Sequential(nn.Linear(784, 16), nn.BatchNorm1d(16), nn.Linear(16, 10)).eval()
+            self.teacher[1].running_mean[5] = math.nan
+
+        def forward(self):
+            with autocast():
+                with minamp.no_grad():
+                    aim = F.softmax(self.teacher(self.x), dim=1)
+                return F.kl_div(F.log_softmax(self.model(self.x), 1), aim, reduction="batchmean")
+
+    return T().parts()
+
+
+class MomentsByHand(Trainer):
+    """Adam written out, in a loop whose regions are bfloat16 or whose network is half."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = [p.detach().float() for p in self.model.parameters()]
+        self.squares = [minamp.zeros(w.shape, dtype=self.kept) for w in self.wide]
+
+    kept = minamp.float32
+
+    @minamp.no_grad()
+    def adam(self, square):
+        for p, w, v in zip(self.model.parameters(), self.wide, self.squares, strict=True):
+            v.copy_(0.999 * v.float() + 0.001 * square(p.grad))
+            w -= 1e-3 * p.grad.float() / ((v.float() / 0.001).sqrt() + 1e-8)
+            p.copy_(w)
+
+
+@broken("adam_in_half")
+def gradients_squared_in_half_and_widened_then():
+    class T(MomentsByHand):
+        def network(self):
+            return mlp(784, 48, 10).half()
+
+        def train_step(self):
+            self.model.zero_grad()
+            F.cross_entropy(self.model(self.x.half()).float(), self.y).backward()
+            self.adam(lambda g: (g * g).float())
+
+    return dict(T().parts(), optimizer=None, scaler=None)
+
+
+@broken("adam_in_half")
+def second_moments_of_float32_weights_kept_in_half():
+    class T(MomentsByHand):
+        kept = float16
+
+        def train_step(self):
+            self.model.zero_grad()
+            with autocast(dtype=minamp.bfloat16):
+                loss = F.cross_entropy(self.model(self.x), self.y)
+            loss.backward()
+            self.adam(lambda g: g * g)
+
+    return dict(T().parts(), optimizer=None, scaler=None)
+
+
+@broken("scale_pinned")
+def a_number_for_a_scale_that_skips_every_step():
+    class T(Trainer):
+        def train_step(self):
+            self.optimizer.zero_grad()
+            (self.forward() * 2.0**24).backward()
+            if all(minamp.isfinite(p.grad).all() for p in self.model.parameters()):
+                for p in self.model.parameters():
+                    p.grad /= 2.0**24
+                self.optimizer.step()
+
+    return dict(T().parts(), scaler=None)
+
+
+@broken("scale_pinned")
+def a_ceiling_below_what_the_gradients_need():
+    class T(Trainer):
+        def make_scaler(self):
+            return GradScaler(init_scale=4.0, max_scale=4.0)
+
+        def forward(self):
+            return 1e-6 * super().forward()
+
+    return T().parts()
+
+
+@broken("scaler_not_saved")
+def the_scale_is_logged_and_nothing_of_it_saved():
+    class T(Trainer):
+        def train_step(self):
+            super().train_step()
+            self.scale = self.scaler.state_dict()["scale"]
+            kept = [self.model.state_dict(), self.optimizer.state_dict()["state"]]
+            minamp.save(kept, Path(tempfile.mkdtemp()) / "checkpoint")
+
+    return T().parts()
+
+
+@broken("clip_before_unscale")
+def clipped_in_every_micro_batch_to_what_they_have():
+    """The clip happens to leave 1 / scale of the gradient: nobody has divided by the scale."""
+
+    class T(Trainer):
+        init_scale = 256.0
+
+        def train_step(self):
+            self.optimizer.zero_grad()
+            for i in (0, 16):
+                with autocast():
+                    loss = F.cross_entropy(self.model(self.x[i : i + 16]), self.y[i : i + 16])
+                self.scaler.scale(loss).backward()
+                clip_grad_norm_(self.model.parameters(), self.limit)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+
+    trainer = T()
+    with autocast():
+        loss = F.cross_entropy(trainer.model(trainer.x[:16]), trainer.y[:16])
+    gradients = grad(loss, list(trainer.model.parameters()))
+    trainer.limit = round(math.hypot(*(g.norm().item() for g in gradients)), 2)
+    return trainer.parts()
+
+
+@healthy
+def states_copied_in_memory_to_be_put_back():
+    class T(Trainer):
+        def train_step(self):
+            self.good = copy.deepcopy(self.model.state_dict()), copy.deepcopy(self.optimizer.state_dict())
+            loss = super().train_step()
+            if not math.isfinite(loss):
+                self.model.load_state_dict(self.good[0])
+                self.optimizer.load_state_dict(self.good[1])
+
+    return T().parts()
+
+
+@healthy
+def a_hook_divides_by_the_number_that_multiplied():
+    class T(Trainer):
+        def __init__(self):
+            super().__init__()
+            for p in self.model.parameters():
+                p.register_hook(lambda g: g / 1024.0)
+
+        def train_step(self):
+            self.optimizer.zero_grad()
+            (self.forward() * 1024.0).backward()
+            if all(minamp.isfinite(p.grad).all() for p in self.model.parameters()):
+                self.optimizer.step()
+
+    return dict(T().parts(), scaler=None)
+
+
+@healthy
+def a_function_whose_incoming_gradient_is_float32():
+    class Bilinear(Function):
+        @staticmethod
+        @minamp.custom_fwd(device_type="cuda")
+        def forward(ctx, a, m, b):
+            ctx.save_for_backward(a, m, b)
+            return ((a @ m) * b).sum(-1)
+
+        @staticmethod
+        @minamp.custom_bwd(device_type="cuda")
+        def backward(ctx, g):
+            a, m, b = ctx.saved_tensors
+            gb = g.unsqueeze(-1) * b
+            return gb @ m.mT, a.mT @ gb, g.unsqueeze(-1) * (a @ m)
+
+    class T(Trainer):
+        def __init__(self):
+            super().__init__()
+            self.middle = nn.Parameter(minamp.eye(10))
+
+        def forward(self):
+            with autocast():
+                h = self.model(self.x)
+                score = Bilinear.apply(h[:16], self.middle, h[16:])
+                alike = (self.y[:16] == self.y[16:]).float()
+                return F.binary_cross_entropy_with_logits(score, alike)
+
+    return T().parts()
+
+
 # ------------------------------------------------------------------------------------------------- other repairs than usual
 
 
@@ -715,6 +972,87 @@ def a_large_number_added_before_the_smallest_is_taken():
     return T().parts()
 
 
+@broken("mask_overflows")
+def a_penalty_that_is_subtracted():
+    class T(Trainer):
+        def forward(self):
+            with autocast():
+                z = self.model(self.x)
+                z = z - (F.one_hot(self.y.roll(1), 10) * 1e6).half()
+                return F.cross_entropy(z, self.y)
+
+    return T().parts()
+
+
+@broken("forward_overflow")
+def exponentials_that_overflow_float32():
+    class T(Trainer):
+        def forward(self):
+            with autocast():
+                z = self.model(self.x)
+            e = minamp.exp(z.float() * 1e4)
+            return ((e - F.one_hot(self.y, 10)) ** 2).mean()
+
+    return T().parts()
+
+
+@broken("autocast_covers_nothing")
+def a_region_that_the_settings_switch_off():
+    class T(Trainer):
+        def forward(self):
+            with autocast(enabled=False):
+                return F.cross_entropy(self.model(self.x), self.y)
+
+    return T().parts()
+
+
+@broken("autocast_covers_nothing")
+def a_region_around_a_pool_of_threads():
+    class T(Trainer):
+        def forward(self):
+            with autocast(), ThreadPoolExecutor(1) as pool:
+                logits = minamp.cat(list(pool.map(self.model, self.x.chunk(2))))
+                return F.cross_entropy(logits, self.y)
+
+    return T().parts()
+
+
+@broken("loss_in_half")
+def a_mean_of_distances_written_out():
+    class T(Trainer):
+        def forward(self):
+            with autocast():
+                z = self.model(self.x)
+            return (z - F.one_hot(self.y, 10).half()).abs().mean()
+
+    return T().parts()
+
+
+@broken("op_without_policy")
+def a_function_that_keeps_its_context_elsewhere():
+    class Product(Function):
+        @staticmethod
+        def forward(x, weight):
+            return x @ weight
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs)
+
+        @staticmethod
+        def backward(ctx, g):
+            x, weight = ctx.saved_tensors
+            return g @ weight.mT, x.mT @ g
+
+    class T(Trainer):
+        def forward(self):
+            with autocast():
+                h = Product.apply(self.model[:2](self.x), self.model[2].weight.mT)
+                return F.cross_entropy(h, self.y)
+
+    return T().parts()
+
+
 REPAIRS = {
     "a_closure_given_to_the_optimizer": "closure(); scaler.step(optimizer); scaler.update()",
     "a_network_that_switches_its_region_off": "# without this autocast(enabled=False)",
@@ -722,4 +1060,10 @@ REPAIRS = {
     "unscaled_for_a_log_and_once_more_for_the_clipping": "# without this unscale_",
     "a_function_that_adds_up_exponentials": "cast_inputs=minamp.float32",
     "a_large_number_added_before_the_smallest_is_taken": "masked_fill(mask, float('inf'))",
+    "a_penalty_that_is_subtracted": "masked_fill(mask, float('-inf'))",
+    "exponentials_that_overflow_float32": "(x - x.amax(-1, keepdim=True)).exp()",
+    "a_region_that_the_settings_switch_off": "autocast(enabled=True",
+    "a_region_around_a_pool_of_threads": "# in the function that the other thread runs",
+    "a_mean_of_distances_written_out": "autocast leaves arithmetic in half",
+    "a_function_that_keeps_its_context_elsewhere": "forward(ctx, ...) in place of setup_context",
 }

@@ -71,14 +71,20 @@ SMALLEST_SCALE = 16.0  # a factor below is the weight of a loss or one over a nu
 
 
 def tail(root):
-    """The one-element values that a loss passes on its way to backward, last first: scaled, converted, divided."""
+    """The one-element values that a loss passes on its way to backward, last first: scaled, converted, divided.
+
+    Of a sum of losses, that term goes on which makes at least half of it.
+    """
     value = root
     while value is not None and value.size == 1 and value.dtype is not None:
         yield value
         run = value.source
-        if run is None or run.op not in _SAME_NUMBER:
+        if run is None or run.op not in _SAME_NUMBER | {"add"}:
             return
-        value = next((v for v in run.tensors if v.recorded), None)
+        parts = [v for v in run.tensors if v.recorded]
+        if run.op == "add":
+            parts = [v for v in parts if 2 * v.largest >= value.largest]
+        value = max(parts, key=lambda v: v.largest, default=None)
 
 
 def loss_scale(root):
@@ -137,6 +143,24 @@ def is_root(run):
     return run.op in ("sqrt", "rsqrt")
 
 
+def is_square(run):
+    """Whether it squares a tensor: by a product with itself too, as in einsum('bi,bi->b', x, x)."""
+    if run.op == "mul" or run.is_product:
+        return len(run.tensors) == 2 and _same(*run.tensors)
+    return run.op == "square" or run.op == "pow" and (2.0 in run.constants or run.attrs.get("exponent") == 2)
+
+
+def _same(a, b, depth=3):
+    """Whether two values are one, or written out twice, as in (x - m) * (x - m): by at most `depth` ops."""
+    if a is b or a.dtype is b.dtype is None:
+        return a is b or a.constant == b.constant
+    x, y = a.source, b.source
+    if depth == 0 or x is None or y is None or not x.inputs or len(x.inputs) != len(y.inputs):
+        return False
+    alike = (x.op, x.attrs, x.output.shape) == (y.op, y.attrs, y.output.shape)
+    return alike and all(_same(v, w, depth - 1) for v, w in zip(x.inputs, y.inputs, strict=True))
+
+
 def second_moment(trace, run):
     """Whether the sum is an optimizer's sqrt(v) + eps, or the v + eps of its root: without history, in a parameter's shape."""
     shapes = {p.shape for p in trace.parameters.values()}
@@ -148,6 +172,13 @@ def second_moment(trace, run):
             or any(is_root(r) for r in trace.ops if any(v.source is run for v in r.inputs))
         )
     )
+
+
+def reads_ill_statistics(trace):
+    """The first batch norm in eval mode whose running statistics hold inf or nan, from where on all is nan; None without one."""
+    norms = (r for r in trace.ops if r.op == "batch_norm")
+    ill = (r for r in norms if any(not v.recorded and not math.isfinite(v.largest) for v in r.tensors[1:]))
+    return next(ill, None)
 
 
 def first_backward(trace):

@@ -38,7 +38,22 @@ def still_scaled(trace, backward, event, scale, names):
                 return False
             seen = trace.held_by(call.facts["optimizer"]) or ()
             left = {n: g for n, g in left.items() if n not in seen}
-    return bool(left) and not same_factor(left, event.before, 1 / scale)
+    return (
+        bool(left)
+        and not _divides_in_hooks(trace, backward, scale)
+        and not same_factor(left, event.before, 1 / scale)
+    )
+
+
+def _divides_in_hooks(trace, backward, scale):
+    """Whether an op inside a backward, of a hook, takes the scale out of something of a parameter's shape."""
+    shapes, factor = {p.shape for p in trace.parameters.values()}, {"div": scale, "mul": 1 / scale}
+    # of the second call, in float32, no ops are noted: those of the first stand for them
+    runs = (
+        r for r in trace.ops if r.within and (r.within.name, r.within.line) == (backward.name, backward.line)
+    )
+    hooks = (r for r in runs if r.op in factor and r.output.shape in shapes)
+    return any(math.isclose(c, factor[r.op], rel_tol=1e-3) for r in hooks for c in r.constants)
 
 
 def _divided_later(trace, backward, clip, scale, names):
@@ -217,14 +232,21 @@ def clip_before_unscale(trace):
                 scale=scale,
                 largest_gradient=largest_of(before),
             )
-    if trace.fails_with("RuntimeError", "unscale_() is being called after step()") and trace.calls(
-        "scaler.update"
-    ):
+    if unscales_late(trace):
         return error(
             "unscale_ comes after step, which has unscaled and used the gradients already.",
             trace.error.line,
             "scaler.unscale_(optimizer)   # then clip, then scaler.step(optimizer)",
         )
+
+
+def unscales_late(trace):
+    """Whether the unscale_ that was refused stands after the step of the same gradients, not of those before."""
+    if not trace.fails_with("RuntimeError", "unscale_() is being called after step()"):
+        return False
+    steps, refused = trace.calls("scaler.step"), trace.calls("scaler.unscale_")[-1]
+    backward = trace.last_backward(refused)
+    return bool(steps) and backward is not None and backward.index < steps[-1].index
 
 
 def _hidden(clip, before, after):

@@ -3,7 +3,7 @@
 import math
 
 from minamp.clinic.advice import CEILING, USUAL_SHARE
-from minamp.clinic.rules.base import error, rule, scale_of, warning
+from minamp.clinic.rules.base import error, reads_ill_statistics, rule, scale_of, warning
 
 FLUSHED = 0.1  # of all non-zero gradients; a healthy run at 2^16 stays below 0.04
 FLUSHED_OF_ONE = 0.5  # of one parameter's
@@ -84,7 +84,8 @@ def _at_a_bound(trace):
                 scale=before,
                 **_room(trace),
             )
-        if not skipped and after <= before and u.facts["good_steps"] == 0 and _flushes(trace, before):
+        due = u.facts["good_steps"] == 0 or before >= u.facts["ceiling"]
+        if not skipped and after <= before and due and _flushes(trace, before):
             return warning(
                 f"The scale should grow and stays at its ceiling of {before:g}, while gradients are flushed to 0.",
                 u.line,
@@ -95,17 +96,20 @@ def _at_a_bound(trace):
 
 
 def _starts_again(trace):
-    """A scale that the user puts back before the next step."""
-    first, second = ([c for c in trace.calls("scaler.scale") if c.step == i][:1] for i in (0, 1))
-    steps = [c for c in trace.calls("scaler.step") if c.step == 0]
-    if first and second and steps and not any(_ran(trace, c) for c in steps):
-        before, after = first[0].facts["scale"], second[0].facts["scale"]
-        if after >= before and not before <= _allowed(trace):
+    """A scale that the user puts back before the next step, or a scale by hand that nobody lowers."""
+    first, second = ([c for c in trace.calls("backward") if c.step == i][:1] for i in (0, 1))
+    made = any(c.step == 0 for c in trace.calls("optimizer.step"))
+    if first and second and not made and not all(math.isfinite(g.largest) for g in first[0].after.values()):
+        (before, by_scaler), (after, _) = scale_of(first[0]), scale_of(second[0])
+        asked = trace.calls("scaler.step") if by_scaler else before > 1
+        if asked and after >= before and not before <= _allowed(trace):
             return error(
                 f"The gradients overflow at a scale of {before:g}, the step is skipped, and the next one starts at {after:g}: "
                 "every step is skipped.",
                 second[0].line,
-                "scaler.update()   # without a scale of your own, and nothing that puts the old one back",
+                "scaler.update()   # without a scale of your own, and nothing that puts the old one back"
+                if by_scaler
+                else "scale /= 2   # whenever a step is skipped; or a GradScaler, which does so",
                 scale=before,
                 **_room(trace),
             )
@@ -133,6 +137,8 @@ def _falls_in_vain(trace):
     updates = _updates(trace)
     if len(updates) < FALLS or not all(_skipped(trace, u) for u in updates) or _inherited(trace, updates[-1]):
         return None
+    if reads_ill_statistics(trace):
+        return None  # which has a finding of its own
     if not -1 <= _excess(trace, updates[0]) <= STARTING:
         scale = updates[-1].facts["scale_after"]
         return error(

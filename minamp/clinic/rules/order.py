@@ -1,6 +1,7 @@
 """The order of the calls of a loop: backward, unscale, step, update, zero_grad, save."""
 
 import math
+import re
 from itertools import pairwise
 
 from minamp.clinic.rules.base import (
@@ -13,7 +14,7 @@ from minamp.clinic.rules.base import (
     update_line,
     warning,
 )
-from minamp.clinic.rules.clipping import same_factor, still_scaled
+from minamp.clinic.rules.clipping import same_factor, still_scaled, unscales_late
 
 TOO_FAR = 10.0  # a learning rate, of gradients without their scale: nobody descends by hand at a larger one
 ALONG = 0.999  # the cosine between a change and the gradient, from which on it is a multiple of it
@@ -177,7 +178,20 @@ def raw_optimizer_step(trace):
 def update_forgotten(trace):
     steps, updates = trace.calls("scaler.step"), trace.calls("scaler.update")
     twice = trace.fails_with("RuntimeError", "step() has already been called")
-    late = trace.fails_with("RuntimeError", "unscale_() is being called after step()")
+    late = trace.fails_with("RuntimeError", "unscale_() is being called after step()") and not unscales_late(
+        trace
+    )
+    early = _updates_early(trace, late)
+    if early is not None:
+        return error(
+            "scaler.update() stands before scaler.step(): it forgets that unscale_ was called, so that the step divides by the "
+            "scale a second time.",
+            early.line,
+            "scaler.step(optimizer); scaler.update()   # in this order",
+            at=early.index,
+            scaler_steps=len(steps),
+            updates=len(updates),
+        )
     before = late and not steps  # the iteration before those that were observed has left it
     if twice or before or steps and not updates and (trace.error is None or late):
         return error(
@@ -187,6 +201,20 @@ def update_forgotten(trace):
             scaler_steps=len(steps),
             updates=len(updates),
         )
+
+
+def _updates_early(trace, late):
+    """The update between a backward and the step of its gradients, after which there is none; None without one.
+
+    late: whether an unscale_ was refused since its optimizer had been stepped in the iteration before.
+    """
+    updates, steps = trace.calls("scaler.update"), trace.calls("scaler.step")
+    if not (late and updates and steps and updates[-1].index < steps[-1].index):
+        return None
+    update, backward = updates[-1], trace.last_backward(updates[-1])
+    stepped = trace.calls("scaler.step", "optimizer.step")
+    fresh = backward is not None and backward.step == update.step == steps[-1].step
+    return update if fresh and not any(backward.index < c.index < update.index for c in stepped) else None
 
 
 @rule
@@ -209,12 +237,11 @@ def update_repeated(trace):
         again = previous is not None and not since & before and not _all_anew(trace, previous, used)
         if again or (refused and not since and previous is None):
             return error(
-                "scaler.update() runs more than once an iteration: "
-                + (
-                    "the scale is judged and may change between optimizers whose gradients were made with the same scale."
-                    if since
-                    else "nothing has been stepped since the last one, so that there is nothing to judge."
-                ),
+                "scaler.update() runs more than once an iteration: the scale is judged and may change between optimizers whose "
+                "gradients were made with the same scale."
+                if since
+                else "scaler.update() runs where nothing has been stepped since the last one: more than once an iteration, or "
+                "before its scaler.step().",
                 event.line,
                 "scaler.update()   # once, after the last scaler.step of the iteration",
                 updates_in_this_step=sum(u.step == event.step for u in updates),
@@ -276,7 +303,15 @@ def _divided_by_hand(trace):
             e for e in trace.between(a, b) if getattr(e, "name", "") in ("scaler.unscale_", "optimizer.step")
         ]
         if names and not between and scale == scale_of(b)[0] > 1:
-            if same_factor({n: a.after[n] for n in names}, b.before, 1 / scale):
+            # what a clipping has made of them is its own affair
+            clips = [
+                c for c in trace.calls("clip_grad_norm_", "clip_grad_value_") if a.index < c.index < b.index
+            ]
+            ways = pairwise([a.after, *(g for c in clips for g in (c.before, c.after)), b.before])
+            if any(
+                same_factor({n: was[n] for n in names if n in was}, now, 1 / scale)
+                for was, now in [*ways][::2]
+            ):
                 runs = (e for e in trace.between(a, b) if hasattr(e, "op") and not e.inside("backward"))
                 return next((r.line for r in runs if any(v.gradient in names for v in r.inputs)), b.line)
     return ""
@@ -406,15 +441,14 @@ def _left(update):
 @rule
 def scaler_not_saved(trace):
     models = trace.calls("model.state_dict")
-    # of which one value is read at once: a learning rate for a log
-    optimizers = [c for c in trace.calls("optimizer.state_dict") if "state_dict()[" not in c.line]
+    optimizers = [c for c in trace.calls("optimizer.state_dict") if not _is_read(c.line)]
     saved = trace.calls("save")
     whole = [c for c in saved if c.facts["whole"]]
     # the scalers that step those optimizers; if none steps, all that scale
     stepping = trace.calls("scaler.step", "scaler.unscale_")
     theirs = [c for c in stepping if c.facts["optimizer"] in {o.owner for o in optimizers}]
     used = {c.owner for c in (theirs if stepping else trace.calls("scaler.scale"))}
-    taken = used <= {c.owner for c in trace.calls("scaler.state_dict")}
+    taken = used <= {c.owner for c in trace.calls("scaler.state_dict") if not _is_read(c.line)}
     kept = taken and (not whole or any(c.facts["scaler"] for c in saved))
     if models and optimizers and trace.scaled and not kept:
         return warning(
@@ -424,3 +458,11 @@ def scaler_not_saved(trace):
             "checkpoint['scaler'] = scaler.state_dict()",
             checkpoints_seen=max(len(saved), 1),
         )
+
+
+_WHOLE_PART = re.compile(r"""state_dict\(\)\[["'](state|param_groups)["']\](?!\[)""")
+
+
+def _is_read(line):
+    """Whether one value of a state is read at once, such as a rate or a scale for a log, or all are copied to be put back."""
+    return "deepcopy(" in line or "state_dict()[" in line and not _WHOLE_PART.search(line)

@@ -2,7 +2,7 @@
 
 import math
 
-from minamp.clinic.rules.base import beginning, error, feeds, rule, second_moment, warning
+from minamp.clinic.rules.base import beginning, error, feeds, is_square, rule, second_moment, warning
 from minamp.formats import float16, format_of
 
 _MASKS = {"index_put", "where", "add", "sub", "mul", "to", "masked_fill", "maximum", "minimum"}
@@ -83,7 +83,7 @@ def mask_overflows(trace):
             f"A mask constant leaves float16's range: {run.op} makes {run.spoilt.kind} of {run.spoilt.count} values, and a row "
             "of nothing but masked ones, or one masked twice, gives nan.",
             run.line,
-            f"scores.masked_fill(mask, float('{run.spoilt.kind}'))   # never add it; or add the mask to scores.float()",
+            f"scores.masked_fill(mask, float('{_filled_in(trace, run)}'))   # never add it; or add the mask to scores.float()",
             at=beginning(run),
             constant=constant,
             limit=-65504.0,
@@ -101,6 +101,13 @@ def mask_overflows(trace):
                 limit=-65504.0,
                 rows=softmax.output.size // max(softmax.output.shape[-1], 1),
             )
+
+
+def _filled_in(trace, run):
+    """The infinity that belongs where a mask has made one: the other one, if it is subtracted."""
+    user = feeds(trace, run, ("sub",))
+    subtracted = user is not None and user.inputs[-1].source is run
+    return "-inf" if subtracted else run.spoilt.kind
 
 
 def _times_infinity(softmax):
@@ -195,34 +202,16 @@ def statistic_runs(trace):
 def _squared(run):
     """Whether it squares a tensor, or adds up squares."""
     if run.op in ("mul", "pow", "square") or run.is_product:
-        return _is_square(run)
+        return is_square(run)
     return any(_squared(v.source) for v in run.tensors if v.source is not None)
-
-
-def _is_square(run):
-    """Whether it squares a tensor: by a product with itself too, as in einsum('bi,bi->b', x, x)."""
-    if run.op == "mul" or run.is_product:
-        return len(run.tensors) == 2 and _same(*run.tensors)
-    return run.op == "square" or run.op == "pow" and (2.0 in run.constants or run.attrs.get("exponent") == 2)
-
-
-def _same(a, b, depth=3):
-    """Whether two values are one, or written out twice, as in (x - m) * (x - m): by at most `depth` ops."""
-    if a is b or a.dtype is b.dtype is None:
-        return a is b or a.constant == b.constant
-    x, y = a.source, b.source
-    if depth == 0 or x is None or y is None or not x.inputs or len(x.inputs) != len(y.inputs):
-        return False
-    alike = (x.op, x.attrs, x.output.shape) == (y.op, y.attrs, y.output.shape)
-    return alike and all(_same(v, w, depth - 1) for v, w in zip(x.inputs, y.inputs, strict=True))
 
 
 def _rooted(trace, run):
     """Whether a root is taken of what comes from `run`, soon and before it is squared again, on the way to a gradient."""
     later = [r for r in trace.ops if 0 < r.index - run.index <= 40]
-    users = [r for r in later if run in r.ancestors(lambda a: a is not run and _is_square(a), limit=12)]
+    users = [r for r in later if run in r.ancestors(lambda a: a is not run and is_square(a), limit=12)]
     recorded = run.inside("Function.apply") or any(r.output.recorded for r in [run, *users])
-    rooted = any(r.op in _ROOTS and not _is_square(r) for r in users)
+    rooted = any(r.op in _ROOTS and not is_square(r) for r in users)
     return recorded and rooted and trace.leads_to_a_loss(run)
 
 
@@ -237,7 +226,7 @@ def layer_norm_overflows(trace):
         "The statistics of a normalisation are computed in float16: squares overflow from 256 on and their sum much earlier; "
         "the variance is inf, and the row becomes zeros without any nan.",
         run.line,
-        "F.layer_norm(x, x.shape[-1:])   # or x = x.float() before the mean",
+        "x = x.float()   # before the mean; or F.layer_norm(x, x.shape[-1:]), which does so by itself",
         at=beginning(run),
         op=run.op,
         largest_input=max((v.largest for v in run.tensors), default=0.0),
@@ -257,7 +246,10 @@ def summed_first(trace):
         if run.op in _SUMS and run.output.dtype == float16 and run.tensors:
             # With fewer terms, or such small ones, no sum of values like these overflows.
             many = _terms(run) > 65504 and _terms(run) * run.tensors[0].largest > 65504
-            if (run.spoilt is not None or many) and feeds(trace, run, ("div", "mul", "to")):
+            if (run.spoilt is not None or many) and _is_divided(trace, run):
+                found.append(run)
+        elif run.op == "add" and run.output.dtype == float16 and run.spoilt and _terms(run) > 2:
+            if _is_divided(trace, run):
                 found.append(run)
         elif run.op == "to" and run.output.dtype == float16 and run.spoilt and run.output.size == 1:
             if run.constants and run.constants[0] > 65504 and feeds(trace, run, ("div",)):
@@ -265,8 +257,20 @@ def summed_first(trace):
     return [run for run in found if trace.trains(run) and not (_squared(run) and _rooted(trace, run))]
 
 
+def _is_divided(trace, run):
+    """Whether a sum is divided afterwards, multiplied or cast; as it is, or added to others first."""
+    for _ in range(8):
+        if run is None or feeds(trace, run, ("div", "mul", "to")):
+            break
+        run = feeds(trace, run, ("add",))
+    return run is not None
+
+
 def _terms(run):
-    """How many values make one of a sum; those of a sum of sums, as in x.sum(0).sum(0), are multiplied."""
+    """How many values make one of a sum. Those of a sum of sums, x.sum(0).sum(0), are multiplied, of x.sum() + y.sum() added."""
+    if run is not None and run.op == "add":
+        terms = [_terms(v.source) for v in run.tensors]
+        return sum(terms) if max(terms) > 1 else 1
     if run is None or run.op not in _SUMS:
         return 1
     return run.tensors[0].size // max(run.output.size, 1) * _terms(run.tensors[0].source)
@@ -277,15 +281,16 @@ def mean_of_too_many(trace):
     runs = summed_first(trace)
     if runs:
         run = next((r for r in runs if r.spoilt), runs[0])
-        terms = _terms(run) if run.op in _SUMS else int(run.constants[0])
-        say, what = error, "the sum, or the number itself, is infinite from 65520 on"
+        terms = int(run.constants[0]) if run.op == "to" else _terms(run)
+        say, what = error, f"{'it' if run.op == 'to' else 'the sum'} is infinite from 65520 on"
         if run.spoilt is None and math.isfinite(run.output.largest):
             say = warning
             what = f"it is {run.output.largest:.3g} here, and infinite where their average reaches {65520 / terms:.2g}"
+        first = "divides by that number in float16" if run.op == "to" else "sums them up in float16 first"
         return say(
-            f"A mean by hand over {terms} values sums them up in float16 first: {what}.",
+            f"A mean by hand over {terms} values {first}: {what}.",
             run.line,
-            "x.mean()   # adds up in float32; or x.float().sum() / n",
+            "x.mean()   # adds up in float32; or x.float().sum() / n, with n a Python number",
             at=beginning(run),
             terms=terms,
             **({"largest_term": run.tensors[0].largest} if run.op in _SUMS else {}),
@@ -310,12 +315,23 @@ def forward_overflow(trace):
                 f"{name} makes {run.spoilt.count} of {run.output.size} values {run.spoilt.kind} of finite input, in "
                 f"{run.output.dtype}: the forward itself {how}, and no loss scale cures that.",
                 run.line,
-                "with autocast(enabled=False): ...x.float()...   # this op in float32; or scale its input down",
+                _wider(run),
                 at=run.index,
                 largest_input=max((v.largest for v in run.inputs), default=0.0),
                 values=run.spoilt.count,
                 limit=format_of(run.output.dtype).max,
             )
+
+
+def _wider(run):
+    """The line that repairs an overflow."""
+    if run.output.half:
+        return "with autocast(enabled=False): ...x.float()...   # this op in float32; or scale its input down"
+    if run.op == "exp":
+        return (
+            "(x - x.amax(-1, keepdim=True)).exp()   # or log_softmax or logsumexp, which do so by themselves"
+        )
+    return f"# scale its input down, or leave out what is infinite: {run.output.dtype} is the widest there is to gain"
 
 
 def _used(trace, run):

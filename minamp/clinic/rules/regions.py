@@ -28,6 +28,15 @@ def autocast_covers_nothing(trace):
     covered = any(run.region is not None for run in trace.ops if run.is_product and not run.output.recorded)
     if regions and covered and not trace.scaled:
         return None  # a float32 training whose validation is half on purpose
+    if regions and not products and trace.pulled == {float32}:
+        return error(
+            "The matmuls and convolutions of the training ran in other threads, in float32: a region holds for the thread that "
+            "opens it.",
+            regions[0].line,
+            "with autocast(): ...   # in the function that the other thread runs",
+            wide_products="not seen",
+            half_products=0,
+        )
     if not (regions or trace.scaled) or not single or any(run.output.half for run in products):
         return None
     what = (
@@ -35,13 +44,18 @@ def autocast_covers_nothing(trace):
         if regions
         else "A GradScaler scales the loss, but no autocast region covers a"
     )
-    # one that is switched off inside one that is on
-    off = next((c for c in trace.calls("autocast") if not c.facts["enabled"] and c.region is not None), None)
+    # one that is switched off, inside one that is on or in its place
+    off = [
+        c for c in trace.calls("autocast") if not c.facts["enabled"] and (c.region is not None or not regions)
+    ]
+    off = next((c for c in reversed(off) if c.index < single[0].index), None)
     return error(
         f"{what} matmul or convolution of the training: all {len(single)} of them ran in {single[0].output.dtype}, so nothing "
         "is faster or smaller.",
         off.line if off else single[0].line,
         "# without this autocast(enabled=False), or only around what needs float32"
+        if off and regions
+        else "autocast(enabled=True, dtype=minamp.float16)   # this region is switched off"
         if off
         else "with autocast(): loss = loss_fn(model(x), y)   # the model's call belongs inside"
         + ("; float64 is never cast: model.float()" if single[0].output.dtype == float64 else ""),
@@ -73,14 +87,15 @@ def op_without_policy(trace):
         if any(c.inside("backward") and c.line != c.within.line for c in trace.calls("autocast")):
             continue
         failed = trace.error is not None and trace.error.function is kind
-        dtype = call.region if failed or any(run.is_product for run in listed) else float32
+        # with products both run in the region; what is cast to float32 one by one is float32 as a whole
+        cast = "" if failed or any(run.is_product for run in listed) else f", cast_inputs=minamp.{float32}"
         if failed or any(run.is_product for run in listed) or listed and _is_cast_in_backward(trace, call):
             return error(
                 f"{kind.__name__} is an autograd.Function without {' and '.join(map(_decorator, bare))}: its forward is cast by "
                 "the region it stands in, its backward runs outside every region and meets other formats.",
                 trace.error.line if failed else call.line,
-                f"@custom_fwd(device_type='cuda', cast_inputs=minamp.{dtype}) on forward, "
-                "@custom_bwd(device_type='cuda') on backward",
+                ("forward(ctx, ...) in place of setup_context; " if kind.setup_context else "")
+                + f"@custom_fwd(device_type='cuda'{cast}) on forward, @custom_bwd(device_type='cuda') on backward",
                 ops_that_were_cast=short([run.op for run in listed]) or "none",
             )
 

@@ -29,11 +29,12 @@ def loss_in_half(trace):
         if any(run in below for run in [*softmax_runs(trace), *summed_first(trace)]):
             continue  # those have findings of their own
         made = half[-1].source
-        within = made is not None and made.region is not None
+        # arithmetic and means are half inside a region as well
+        helps = any(run.region is None and run.policy.startswith("fp32") for run in below)
         where = (
-            "autocast leaves arithmetic and means in half"
-            if within
-            else "or compute the loss inside the autocast region"
+            "or compute the loss inside the autocast region"
+            if helps
+            else "autocast leaves arithmetic in half"
         )
         return error(
             "The loss is computed in float16: it has three decimal digits, is infinite from 65520 on, and so are its "

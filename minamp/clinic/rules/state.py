@@ -1,6 +1,17 @@
 """State in half: weights, what an optimizer keeps, running statistics."""
 
-from minamp.clinic.rules.base import counted, error, is_root, rule, second_moment, short, update_line
+from minamp.clinic.rules.base import (
+    counted,
+    error,
+    feeds,
+    is_root,
+    is_square,
+    reads_ill_statistics,
+    rule,
+    second_moment,
+    short,
+    update_line,
+)
 from minamp.clinic.trace import state_shapes
 from minamp.formats import bfloat16, float16, format_of
 
@@ -75,6 +86,21 @@ def adam_in_half(trace):
     if trace.half_state:
         where, dtype = trace.half_state[0]
         return _adam(where, dtype, None)
+    for run in trace.ops:
+        if _squares_a_gradient(trace, run):
+            return _adam(run.line, run.output.dtype, run.output.largest)
+
+
+def _squares_a_gradient(trace, run):
+    """Whether the square of a float16 gradient is added to something of its shape: a second moment, no norm."""
+    if run.op not in ("mul", "pow", "square") or run.output.dtype != float16 or not is_square(run):
+        return False
+    if not run.tensors[0].gradient:
+        return False
+    made = run
+    while made is not None and made.op != "add":
+        made = feeds(trace, made, ("add", "mul", "to"))
+    return made is not None and made.output.shape == run.output.shape
 
 
 def _adam(where, dtype, largest):
@@ -90,15 +116,27 @@ def _adam(where, dtype, largest):
 
 @rule
 def batchnorm_nan(trace):
-    if trace.batch_norms:
-        bad = sum(n for _, n in trace.batch_norms)
-        usual = all(name.endswith(("running_mean", "running_var")) for name, _ in trace.batch_norms)
-        anew = "bn.running_mean.zero_(); bn.running_var.fill_(1.0)" if usual else "buffer.zero_()"
-        return error(
-            f"Running statistics of a batch normalisation hold {bad} {'value that is' if bad == 1 else 'values that are'} inf or "
-            "nan: training does not read them, evaluation does, and no later batch can remove them.",
-            short(name for name, _ in trace.batch_norms),
-            f"{anew}   # and keep the batch that did it out",
-            values=bad,
-            buffers=len(trace.batch_norms),
-        )
+    read = reads_ill_statistics(trace)
+    if not trace.batch_norms and read is None:
+        return None
+    bad = sum(n for _, n in trace.batch_norms)
+    usual = all(name.endswith(("running_mean", "running_var")) for name, _ in trace.batch_norms)
+    anew = "bn.running_mean.zero_(); bn.running_var.fill_(1.0)" if usual else "buffer.zero_()"
+    hold = (
+        f"hold {bad} {'value that is' if bad == 1 else 'values that are'} inf or nan"
+        if bad
+        else "hold inf or nan"
+    )
+    matters = (
+        "training does not read them, evaluation does, and no later batch can remove them"
+        if read is None
+        else "a layer in eval mode reads them, all that follows is nan, and no scale cures that"
+    )
+    names = short(name for name, _ in trace.batch_norms)
+    return error(
+        f"Running statistics of a batch normalisation {hold}: {matters}.",
+        ": ".join(filter(None, (names, read.line if read else ""))),
+        f"{anew}   # and keep the batch that did it out",
+        values=bad,
+        buffers=len(trace.batch_norms),
+    )

@@ -34,7 +34,8 @@ def widened_by_scalar(trace):
         added = [v for v in run.tensors if not v.recorded and v.dtype == out.dtype]
         # zeros are the first state of a recurrent cell, which is half from the second on
         added = [v for v in added if v.largest != 0 or v.shape != out.shape]
-        if run.op == "to" or not graph or not added or _is_input(trace, added[0]):
+        # in a backward the gradients themselves have no history
+        if run.op == "to" or not graph or not added or run.inside("backward") or _is_input(trace, added[0]):
             continue
         wide = out.dtype == float64 and any(v.shape for v in added)
         if wide or run.policy == NOT_LISTED and graph[0].half and _goes_on_wide(trace, run):
