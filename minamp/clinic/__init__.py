@@ -152,7 +152,7 @@ def _observe(step, calls):
 
 def _go_on_in_float32(step, trace, patient, grown):
     """Run the step in float32 as the second call: its losses are multiplied as in the first, by a scale that has `grown`."""
-    first = list(trace.calls("backward", "grad"))
+    first = trace.calls("backward", "grad")
     trace.reference = _in_float32(step, trace, patient, grown)
     for call, before in zip(trace.calls("backward", "grad")[len(first) :], first, strict=False):
         scale, by_scaler = scale_of(before)

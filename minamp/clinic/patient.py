@@ -173,8 +173,7 @@ class Patient:
                         found.append((f"{name} of {self.names.get(id(p), 'a parameter')}", value._data))
         # Weights that no optimizer of ours updates may have their moments anywhere; else the walk is not worth its time.
         ours = {id(o) for o in self.optimizers if type(o).__module__ == optim.__name__}
-        theirs = [p for p in self.parameters.values() if ours.isdisjoint(self.rounding.get(id(p), UNHELD)[0])]
-        if theirs:
+        if any(ours.isdisjoint(self.rounding.get(id(p), UNHELD)[0]) for p in self.parameters.values()):
             found += before.changed(lambda path, a: ".grad" not in path and fits(a))
         return [(path, a.dtype) for path, a in found if (backends.host(a) >= 0).all() and (a != 0).any()]
 

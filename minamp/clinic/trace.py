@@ -167,9 +167,8 @@ class Trace:
     scalers_made: set = field(default_factory=set)
     # updates without an optimizer: as a Call's facts['lost']
     lost_by_hand: dict = field(default_factory=dict)
-    pulled: set = field(
-        default_factory=set
-    )  # dtypes of the matmuls and convolutions that gradients came through
+    # dtypes of the matmuls and convolutions that gradients came through
+    pulled: set = field(default_factory=set)
     spoils: bool = False  # whether a parameter holds inf or nan after the first call
     # names of the half weights that the user keeps in a wider format as well
     masters: set = field(default_factory=set)
@@ -190,11 +189,9 @@ class Trace:
             self._calls[event.name].append(event)
 
     def calls(self, *names):
-        """The Calls of that name or those names, in their order."""
-        found = [self._calls[n] for n in names if n in self._calls]
-        if len(found) < 2:
-            return found[0] if found else []
-        return sorted(itertools.chain(*found), key=lambda c: c.index)
+        """The Calls of that name or those names until now, in their order."""
+        found = list(itertools.chain(*(self._calls[n] for n in names if n in self._calls)))
+        return found if len(names) == 1 else sorted(found, key=lambda c: c.index)
 
     def between(self, a, b):
         return self.events[a.index + 1 : b.index]

@@ -10,6 +10,7 @@ import numpy as np
 
 import minamp
 import minamp.nn.functional as F
+from gallery.loops import MicroBatches
 from gallery.parts import Scripts, digits, mlp
 from gallery.variations import AttentionTrainer, Trainer
 from minamp import GradScaler, autocast, float16, nn, optim
@@ -613,7 +614,7 @@ def a_function_whose_backward_only_repeats():
     return T().parts()
 
 
-# -------------------------------------------------------------------------------------------------- written out, and in turns
+# -------------------------------------------------------------------------------------------------------- more of each kind
 
 
 @broken("update_forgotten")
@@ -700,12 +701,12 @@ def a_teacher_that_nobody_has_handed_over():
 class MomentsByHand(Trainer):
     """Adam written out, in a loop whose regions are bfloat16 or whose network is half."""
 
+    kept = minamp.float32
+
     def __init__(self):
         super().__init__()
         self.wide = [p.detach().float() for p in self.model.parameters()]
         self.squares = [minamp.zeros(w.shape, dtype=self.kept) for w in self.wide]
-
-    kept = minamp.float32
 
     @minamp.no_grad()
     def adam(self, square):
@@ -786,22 +787,20 @@ def the_scale_is_logged_and_nothing_of_it_saved():
 def clipped_in_every_micro_batch_to_what_they_have():
     """The clip happens to leave 1 / scale of the gradient: nobody has divided by the scale."""
 
-    class T(Trainer):
+    class T(MicroBatches):
         init_scale = 256.0
 
-        def train_step(self):
-            self.optimizer.zero_grad()
-            for i in (0, 16):
-                with autocast():
-                    loss = F.cross_entropy(self.model(self.x[i : i + 16]), self.y[i : i + 16])
-                self.scaler.scale(loss).backward()
-                clip_grad_norm_(self.model.parameters(), self.limit)
+        def backward(self, loss):
+            super().backward(loss)
+            clip_grad_norm_(self.model.parameters(), self.limit)
+
+        def finish(self):
             self.scaler.step(self.optimizer)
             self.scaler.update()
 
     trainer = T()
     with autocast():
-        loss = F.cross_entropy(trainer.model(trainer.x[:16]), trainer.y[:16])
+        loss = F.cross_entropy(trainer.model(trainer.x[:8]), trainer.y[:8]) / 4
     gradients = grad(loss, list(trainer.model.parameters()))
     trainer.limit = round(math.hypot(*(g.norm().item() for g in gradients)), 2)
     return trainer.parts()

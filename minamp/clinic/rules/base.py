@@ -84,7 +84,7 @@ def tail(root):
         parts = [v for v in run.tensors if v.recorded]
         if run.op == "add":
             parts = [v for v in parts if 2 * v.largest >= value.largest]
-        value = max(parts, key=lambda v: v.largest, default=None)
+        value = parts[0] if parts else None
 
 
 def loss_scale(root):
@@ -179,6 +179,11 @@ def reads_ill_statistics(trace):
     norms = (r for r in trace.ops if r.op == "batch_norm")
     ill = (r for r in norms if any(not v.recorded and not math.isfinite(v.largest) for v in r.tensors[1:]))
     return next(ill, None)
+
+
+def unscale_refused(trace):
+    """Whether the step ended with an unscale_ that was refused, since its optimizer had been stepped and no update followed."""
+    return trace.fails_with("RuntimeError", "unscale_() is being called after step()")
 
 
 def first_backward(trace):

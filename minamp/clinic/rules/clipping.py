@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from minamp.clinic.rules.base import counted, error, largest_of, rule, scale_of
+from minamp.clinic.rules.base import counted, error, largest_of, rule, scale_of, unscale_refused
 from minamp.clinic.trace import Call
 
 _READS = {"vector_norm", "norm", "pow", "square", "abs", "amax", "max", "mul"}
@@ -38,21 +38,16 @@ def still_scaled(trace, backward, event, scale, names):
                 return False
             seen = trace.held_by(call.facts["optimizer"]) or ()
             left = {n: g for n, g in left.items() if n not in seen}
-    return (
-        bool(left)
-        and not _divides_in_hooks(trace, backward, scale)
-        and not same_factor(left, event.before, 1 / scale)
-    )
+    divided = same_factor(left, event.before, 1 / scale) or _divides_in_hooks(trace, backward, scale)
+    return bool(left) and not divided
 
 
 def _divides_in_hooks(trace, backward, scale):
     """Whether an op inside a backward, of a hook, takes the scale out of something of a parameter's shape."""
     shapes, factor = {p.shape for p in trace.parameters.values()}, {"div": scale, "mul": 1 / scale}
+    hooks = (r for r in trace.ops if r.op in factor and r.output.shape in shapes and r.inside(backward.name))
     # of the second call, in float32, no ops are noted: those of the first stand for them
-    runs = (
-        r for r in trace.ops if r.within and (r.within.name, r.within.line) == (backward.name, backward.line)
-    )
-    hooks = (r for r in runs if r.op in factor and r.output.shape in shapes)
+    hooks = (r for r in hooks if r.within.line == backward.line)
     return any(math.isclose(c, factor[r.op], rel_tol=1e-3) for r in hooks for c in r.constants)
 
 
@@ -242,7 +237,7 @@ def clip_before_unscale(trace):
 
 def unscales_late(trace):
     """Whether the unscale_ that was refused stands after the step of the same gradients, not of those before."""
-    if not trace.fails_with("RuntimeError", "unscale_() is being called after step()"):
+    if not unscale_refused(trace):
         return False
     steps, refused = trace.calls("scaler.step"), trace.calls("scaler.unscale_")[-1]
     backward = trace.last_backward(refused)

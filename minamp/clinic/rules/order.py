@@ -11,6 +11,7 @@ from minamp.clinic.rules.base import (
     largest_of,
     rule,
     scale_of,
+    unscale_refused,
     update_line,
     warning,
 )
@@ -178,10 +179,8 @@ def raw_optimizer_step(trace):
 def update_forgotten(trace):
     steps, updates = trace.calls("scaler.step"), trace.calls("scaler.update")
     twice = trace.fails_with("RuntimeError", "step() has already been called")
-    late = trace.fails_with("RuntimeError", "unscale_() is being called after step()") and not unscales_late(
-        trace
-    )
-    early = _updates_early(trace, late)
+    late = unscale_refused(trace) and not unscales_late(trace)
+    early = _early_update(trace) if late else None
     if early is not None:
         return error(
             "scaler.update() stands before scaler.step(): it forgets that unscale_ was called, so that the step divides by the "
@@ -203,13 +202,10 @@ def update_forgotten(trace):
         )
 
 
-def _updates_early(trace, late):
-    """The update between a backward and the step of its gradients, after which there is none; None without one.
-
-    late: whether an unscale_ was refused since its optimizer had been stepped in the iteration before.
-    """
+def _early_update(trace):
+    """The last update, if it stands between a backward and the step of its gradients; else None."""
     updates, steps = trace.calls("scaler.update"), trace.calls("scaler.step")
-    if not (late and updates and steps and updates[-1].index < steps[-1].index):
+    if not updates or not steps or updates[-1].index > steps[-1].index:
         return None
     update, backward = updates[-1], trace.last_backward(updates[-1])
     stepped = trace.calls("scaler.step", "optimizer.step")
@@ -304,14 +300,11 @@ def _divided_by_hand(trace):
         ]
         if names and not between and scale == scale_of(b)[0] > 1:
             # what a clipping has made of them is its own affair
-            clips = [
-                c for c in trace.calls("clip_grad_norm_", "clip_grad_value_") if a.index < c.index < b.index
-            ]
-            ways = pairwise([a.after, *(g for c in clips for g in (c.before, c.after)), b.before])
-            if any(
-                same_factor({n: was[n] for n in names if n in was}, now, 1 / scale)
-                for was, now in [*ways][::2]
-            ):
+            clips = trace.calls("clip_grad_norm_", "clip_grad_value_")
+            ends = [g for c in clips if a.index < c.index < b.index for g in (c.before, c.after)]
+            ends = [a.after, *ends, b.before]
+            mine = [{n: g for n, g in was.items() if n in names} for was in ends[::2]]
+            if any(same_factor(was, now, 1 / scale) for was, now in zip(mine, ends[1::2], strict=True)):
                 runs = (e for e in trace.between(a, b) if hasattr(e, "op") and not e.inside("backward"))
                 return next((r.line for r in runs if any(v.gradient in names for v in r.inputs)), b.line)
     return ""
@@ -339,7 +332,7 @@ def zero_grad_missing(trace):
         if not (c.name == "optimizer.step" and c.inside("scaler.step"))
     ]
     # on the way to the next step
-    if trace.fails_with("RuntimeError", "unscale_() is being called after step()"):
+    if unscale_refused(trace):
         requests += [(c, c.facts["optimizer"]) for c in trace.calls("scaler.unscale_")[-1:]]
     for i, (second, optimizer) in enumerate(requests):
         first = next((c for c, o in reversed(requests[:i]) if o == optimizer), None)

@@ -248,8 +248,8 @@ def summed_first(trace):
             many = _terms(run) > 65504 and _terms(run) * run.tensors[0].largest > 65504
             if (run.spoilt is not None or many) and _is_divided(trace, run):
                 found.append(run)
-        elif run.op == "add" and run.output.dtype == float16 and run.spoilt and _terms(run) > 2:
-            if _is_divided(trace, run):
+        elif run.op == "add" and run.output.dtype == float16 and run.spoilt:
+            if _terms(run) > 1 and _is_divided(trace, run):  # it adds sums
                 found.append(run)
         elif run.op == "to" and run.output.dtype == float16 and run.spoilt and run.output.size == 1:
             if run.constants and run.constants[0] > 65504 and feeds(trace, run, ("div",)):
@@ -259,9 +259,7 @@ def summed_first(trace):
 
 def _is_divided(trace, run):
     """Whether a sum is divided afterwards, multiplied or cast; as it is, or added to others first."""
-    for _ in range(8):
-        if run is None or feeds(trace, run, ("div", "mul", "to")):
-            break
+    while run is not None and feeds(trace, run, ("div", "mul", "to")) is None:
         run = feeds(trace, run, ("add",))
     return run is not None
 
@@ -315,7 +313,7 @@ def forward_overflow(trace):
                 f"{name} makes {run.spoilt.count} of {run.output.size} values {run.spoilt.kind} of finite input, in "
                 f"{run.output.dtype}: the forward itself {how}, and no loss scale cures that.",
                 run.line,
-                _wider(run),
+                _repair(run),
                 at=run.index,
                 largest_input=max((v.largest for v in run.inputs), default=0.0),
                 values=run.spoilt.count,
@@ -323,14 +321,12 @@ def forward_overflow(trace):
             )
 
 
-def _wider(run):
+def _repair(run):
     """The line that repairs an overflow."""
     if run.output.half:
         return "with autocast(enabled=False): ...x.float()...   # this op in float32; or scale its input down"
     if run.op == "exp":
-        return (
-            "(x - x.amax(-1, keepdim=True)).exp()   # or log_softmax or logsumexp, which do so by themselves"
-        )
+        return "(x - x.amax(-1, keepdim=True)).exp()   # or log_softmax or logsumexp, which do so"
     return f"# scale its input down, or leave out what is infinite: {run.output.dtype} is the widest there is to gain"
 
 

@@ -45,20 +45,21 @@ def autocast_covers_nothing(trace):
         else "A GradScaler scales the loss, but no autocast region covers a"
     )
     # one that is switched off, inside one that is on or in its place
-    off = [
-        c for c in trace.calls("autocast") if not c.facts["enabled"] and (c.region is not None or not regions)
-    ]
-    off = next((c for c in reversed(off) if c.index < single[0].index), None)
+    off = [c for c in trace.calls("autocast") if not c.facts["enabled"] and c.index < single[0].index]
+    off = [c for c in off if c.region is not None or not regions]
+    dtype = single[0].output.dtype
+    repair = "with autocast(): loss = loss_fn(model(x), y)   # the model's call belongs inside"
+    if off and regions:
+        repair = "# without this autocast(enabled=False), or only around what needs float32"
+    elif off:
+        repair = "autocast(enabled=True, dtype=minamp.float16)   # this region is switched off"
+    elif dtype == float64:
+        repair += "; float64 is never cast: model.float()"
     return error(
-        f"{what} matmul or convolution of the training: all {len(single)} of them ran in {single[0].output.dtype}, so nothing "
-        "is faster or smaller.",
-        off.line if off else single[0].line,
-        "# without this autocast(enabled=False), or only around what needs float32"
-        if off and regions
-        else "autocast(enabled=True, dtype=minamp.float16)   # this region is switched off"
-        if off
-        else "with autocast(): loss = loss_fn(model(x), y)   # the model's call belongs inside"
-        + ("; float64 is never cast: model.float()" if single[0].output.dtype == float64 else ""),
+        f"{what} matmul or convolution of the training: all {len(single)} of them ran in {dtype}, so nothing is faster or "
+        "smaller.",
+        off[-1].line if off else single[0].line,
+        repair,
         wide_products=len(single),
         half_products=0,
     )
@@ -87,9 +88,10 @@ def op_without_policy(trace):
         if any(c.inside("backward") and c.line != c.within.line for c in trace.calls("autocast")):
             continue
         failed = trace.error is not None and trace.error.function is kind
-        # with products both run in the region; what is cast to float32 one by one is float32 as a whole
-        cast = "" if failed or any(run.is_product for run in listed) else f", cast_inputs=minamp.{float32}"
-        if failed or any(run.is_product for run in listed) or listed and _is_cast_in_backward(trace, call):
+        mixes = failed or any(run.is_product for run in listed)
+        if mixes or listed and _is_cast_in_backward(trace, call):
+            # products stay in the region; what is cast to float32 one by one is float32 as a whole
+            cast = "" if mixes else f", cast_inputs=minamp.{float32}"
             return error(
                 f"{kind.__name__} is an autograd.Function without {' and '.join(map(_decorator, bare))}: its forward is cast by "
                 "the region it stands in, its backward runs outside every region and meets other formats.",

@@ -86,7 +86,7 @@ def adam_in_half(trace):
     if trace.half_state:
         where, dtype = trace.half_state[0]
         return _adam(where, dtype, None)
-    for run in trace.ops:
+    for run in trace.ops:  # after the root, which says more
         if _squares_a_gradient(trace, run):
             return _adam(run.line, run.output.dtype, run.output.largest)
 
@@ -122,11 +122,7 @@ def batchnorm_nan(trace):
     bad = sum(n for _, n in trace.batch_norms)
     usual = all(name.endswith(("running_mean", "running_var")) for name, _ in trace.batch_norms)
     anew = "bn.running_mean.zero_(); bn.running_var.fill_(1.0)" if usual else "buffer.zero_()"
-    hold = (
-        f"hold {bad} {'value that is' if bad == 1 else 'values that are'} inf or nan"
-        if bad
-        else "hold inf or nan"
-    )
+    count = f"{bad} {'value that is' if bad == 1 else 'values that are'} " if bad else ""
     matters = (
         "training does not read them, evaluation does, and no later batch can remove them"
         if read is None
@@ -134,7 +130,7 @@ def batchnorm_nan(trace):
     )
     names = short(name for name, _ in trace.batch_norms)
     return error(
-        f"Running statistics of a batch normalisation {hold}: {matters}.",
+        f"Running statistics of a batch normalisation hold {count}inf or nan: {matters}.",
         ": ".join(filter(None, (names, read.line if read else ""))),
         f"{anew}   # and keep the batch that did it out",
         values=bad,
