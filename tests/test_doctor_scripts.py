@@ -1524,6 +1524,30 @@ def test_the_fault_is_the_first_finding(name):
     assert first.what and first.where and first.evidence and first.repair
 
 
+def test_a_clip_to_one_over_the_scale_is_no_division():
+    report = examine(ported.BROKEN["clipped_in_every_micro_batch_to_what_they_have"][1]())
+    assert [f.code for f in report] == ["clip_before_unscale"], told(report)
+
+
+def test_statistics_of_a_model_that_was_not_handed_over_are_not_counted():
+    finding = examine(ported.BROKEN["a_teacher_that_nobody_has_handed_over"][1]())[0]
+    assert finding.evidence == {"op": "batch_norm"} and "hold inf or nan" in finding.what
+
+
+def test_a_step_that_ruins_its_weights_in_numpy_is_told_in_the_advice():
+    """The doctor sees no ops there, and so it has no finding."""
+
+    class T(Trainer):
+        def train_step(self):
+            loss = super().train_step()
+            self.model[0].weight.detach().numpy()[0, 0] = np.inf
+            return loss
+
+    it = T().parts()
+    assert "leaves inf or nan in parameters" in examine(it).advice.text
+    assert "leaves inf or nan in parameters" not in examine(Trainer().parts()).advice.text
+
+
 @pytest.mark.parametrize("name", ported.REPAIRS)
 def test_a_repair_of_another_kind(name):
     minamp.manual_seed(0)

@@ -133,6 +133,5 @@ def batchnorm_nan(trace):
         f"Running statistics of a batch normalisation hold {count}inf or nan: {matters}.",
         ": ".join(filter(None, (names, read.line if read else ""))),
         f"{anew}   # and keep the batch that did it out",
-        values=bad,
-        buffers=len(trace.batch_norms),
+        **(dict(values=bad, buffers=len(trace.batch_norms)) if bad else dict(op=read.op)),
     )
