@@ -115,7 +115,9 @@ class Snapshot:
 
     def _mapping(self, path, x):
         self._dict(x)
-        values = [(f"{path}[{k!r}]" if isinstance(k, _KEYS) else path, v) for k, v in x.items()]
+        values = [
+            (f"{path}[{k!r}]" if isinstance(k, _KEYS) else path, v) for k, v in x.items() if _way(type(v))
+        ]
         keys = [(path, k) for k in x if type(k) is not str]
         return [*values, *keys, *self._instance(path, x)]
 
@@ -124,7 +126,7 @@ class Snapshot:
         return [*self._members(path, x), *self._instance(path, x)]
 
     def _members(self, path, x):
-        return [(f"{path}[{i}]", v) for i, v in enumerate(x)]
+        return [(f"{path}[{i}]", v) for i, v in enumerate(x) if _way(type(v))]
 
     def _numbers(self, path, x):
         values = x[:]
@@ -162,9 +164,13 @@ class Snapshot:
     def _tensor(self, path, x):
         if x._node is not None and x._node.op is None:
             self.leaves.append((path, x))
-        self._attributes(x, ["_data", "_grad", "_node", "_version"])
-        version, number, node = x._version, x._version[0], x._node
-        self._undo.append(lambda: version.__setitem__(0, number))
+        data, grad, node, version, number = x._data, x._grad, x._node, x._version, x._version[0]
+
+        def undo():
+            x._data, x._grad, x._node, x._version = data, grad, node, version
+            version[0] = number
+
+        self._undo.append(undo)
         if node is not None:
             self._attributes(node, ["dtype", "hooks"])
             if node.hooks is not None:
@@ -223,7 +229,7 @@ class Snapshot:
         found = []
         if isinstance(attributes, dict):
             self._dict(attributes)
-            found += [(f"{path}.{name}", v) for name, v in attributes.items()]
+            found += [(f"{path}.{name}", v) for name, v in attributes.items() if _way(type(v))]
         found += self._class(path, type(x))
         names = [n for n in _slots(type(x)) if hasattr(x, n)]
         if names:
@@ -270,6 +276,9 @@ class Snapshot:
         self._undo.append(lambda: d.__setitem__(name, value))
 
     def _dict(self, d):
+        if not d:
+            self._undo.append(d.clear)
+            return
         keys, values = list(d), list(d.values())
 
         def undo():
@@ -306,6 +315,9 @@ class Snapshot:
 
 class _Glance(Snapshot):
     """What is reached, without copies of it."""
+
+    def _globals(self):
+        pass
 
     def _copy(self, array):
         return None

@@ -169,7 +169,7 @@ def _in_float32(step, trace, patient, grown=1.0):
     scales = [1.0, *(factor and grown * factor for factor in factors or [patient.scale])]
     backwards = Backwards()
     reference = Reference(patient.names, lambda: scales[min(backwards.count, len(scales) - 1)])
-    with without_autocast(), reference, observe(reference.tick), backwards:
+    with without_autocast(), reference, backwards:
         try:
             step()
         except Exception as error:

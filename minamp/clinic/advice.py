@@ -1,5 +1,6 @@
 """The float32 run: one step with autocast off shows the true gradients and where the time goes. From it comes the advice."""
 
+import functools
 import math
 import time
 from collections import defaultdict
@@ -40,37 +41,34 @@ class Reference(observe):
 
     def __init__(self, names, scale):
         self.names, self.scale = names, scale
-        self.counts = np.zeros(HIGH - LOW)  # of all gradients, by exponent
-        self.weights = {}  # parameter name -> those of its gradient
+        # parameter name -> how many values of its gradient have which exponent; None -> of the gradients on the way to them
+        self.counts = defaultdict(lambda: np.zeros(HIGH - LOW))
         self.largest = 0.0  # the largest magnitude, inf or nan if there is one
         self.half = False  # whether some gradients were half all the same
         self.seconds = defaultdict(float)  # {'products', 'other'} -> seconds
         self.error = None  # the Error with which the step ended
         self.ops = []  # the names of the forwards
-        self._since = time.thread_time()
+        self._since = time.perf_counter()
 
     def see(self, phase, op, inputs, output):
         kind = "products" if op.policy == LOWER_PRECISION else "other"
-        self.seconds[kind] += time.thread_time() - self._since
+        self.seconds[kind] += time.perf_counter() - self._since
         if phase == "backward":
             self._gradient(op, inputs, output)
         else:
             self.ops.append(op.name)
-
-    def tick(self, *_):
-        """The last observer of an op: its time ends here, so that observing does not count."""
-        self._since = time.thread_time()
+        self._since = time.perf_counter()  # so that observing does not count
 
     def _gradient(self, op, inputs, output):
         incoming, node, i = inputs
-        edge = node.edges[i]
-        array = getattr(output, "_data", output)
+        edge, array = node.edges[i], getattr(output, "_data", output)
         if not hasattr(array, "dtype") or edge is None:
             return
+        shape, dtype = node.metas[i]
         name = self.names.get(id(edge.leaf)) if edge.op is None else None
-        if name is None and (op.is_cast or edge.op is None or math.prod(node.metas[i][0]) == 1):
+        if name is None and (op.is_cast or edge.op is None or math.prod(shape) == 1):
             return  # inputs; the loss, which is float32; a cast passes on what was counted already
-        self.half = self.half or is_half(node.metas[i][1])
+        self.half = self.half or is_half(dtype)
         scale = self.scale()
         if scale is None:
             return
@@ -78,10 +76,7 @@ class Reference(observe):
         self.largest = top if math.isnan(top) else max(self.largest, top)
         if name and _is_noise(array, incoming):
             return
-        counts = _exponents(array, -math.log2(scale))
-        self.counts += counts
-        if name:
-            self.weights[name] = self.weights.get(name, 0) + counts
+        _count_exponents(self.counts[name], array, -math.log2(scale))
 
     @property
     def sound(self):
@@ -94,6 +89,16 @@ class Reference(observe):
         return self.error is None
 
     @property
+    def weights(self):
+        """The names of the parameters that were given a gradient."""
+        return [name for name in self.counts if name]
+
+    @functools.cached_property
+    def total(self):
+        """The counts of all gradients, once the run has ended."""
+        return sum(self.counts.values(), np.zeros(HIGH - LOW))
+
+    @property
     def ceiling(self):
         """The largest power of two that keeps the largest gradient below float16's limit, with room; 0.0 if none does."""
         top = self.largest
@@ -101,7 +106,7 @@ class Reference(observe):
 
     def flushed(self, scale, name=None):
         """The share of the non-zero gradients (of all, or of one parameter) that float16 flushes to 0 at this scale."""
-        counts = self.weights[name] if name else self.counts
+        counts = self.counts[name] if name else self.total
         total = counts.sum()
         below = FLUSH - math.log2(scale) - LOW
         return float(counts[: max(math.ceil(below), 0)].sum() / total) if total else 0.0
@@ -123,8 +128,8 @@ def _is_noise(array, incoming):
     return largest(array) <= NOISE * max(sizes, default=0.0)
 
 
-def _exponents(array, shift):
-    """How many values have which power of two times 2^shift, counted from LOW; zeros and non-finite values are left out.
+def _count_exponents(counts, array, shift):
+    """Add to `counts`, from LOW on, how many values have which power of two times 2^shift; not of 0, inf and nan.
 
     Of a large array about SAMPLE values are looked at, evenly spread, and count for all: a share is right to about 1 per cent.
     """
@@ -136,10 +141,8 @@ def _exponents(array, shift):
     fields = fields[:256] + fields[256:]
     if fields[0]:
         fields[0] = np.count_nonzero(x) - fields[1:].sum()  # the subnormals without the zeros
-    counts = np.zeros(HIGH - LOW)
-    start = BOTTOM + min(max(round(shift), -SHIFT), SHIFT) - LOW
-    counts[start : start + 255] = every * fields[:255]
-    return counts
+    lowest = BOTTOM + min(max(round(shift), -SHIFT), SHIFT) - LOW
+    counts[lowest : lowest + 255] += every * fields[:255]
 
 
 def advice(trace):

@@ -22,9 +22,9 @@ METHODS = {
     "scaler": (GradScaler, ("scale", "unscale_", "step", "update", "state_dict", "load_state_dict")),
     "optimizer": (Optimizer, ("step", "zero_grad", "state_dict")),
 }
-# Whatever else runs inside them, these may leave the gradients other than they were.
-WRITE_GRADIENTS = {"backward", "scaler.unscale_", "scaler.step", "clip_grad_norm_", "clip_grad_value_"}
-WRITE_GRADIENTS |= {f"optimizer.{name}" for name in METHODS["optimizer"][1]}
+# Where a rule compares the gradients of two moments: what these calls have written, and what those were given.
+WRITE_GRADIENTS = {"backward", "clip_grad_norm_", "clip_grad_value_"}
+READ_GRADIENTS = WRITE_GRADIENTS | {"scaler.unscale_", "scaler.step", "optimizer.step"}
 
 
 class Calls(listen):
@@ -105,7 +105,7 @@ class Calls(listen):
             line=user_line(),
             region=autocast_state.dtype if autocast_state.enabled else None,
             within=outer,
-            before=self.gradients() if name in WRITE_GRADIENTS else {},
+            before=self.gradients() if name in READ_GRADIENTS else {},
             depth=autocast_state.depth,
         )
         self._held[id(owner)] = owner
@@ -164,7 +164,9 @@ class Calls(listen):
             self.trace.parameters.update(self.patient.describe())
 
     def _end(self, call, result):
-        call.after = self.gradients() if call.name in WRITE_GRADIENTS else call.before
+        if call.name in WRITE_GRADIENTS:
+            was, call.after = call.before, self.gradients()
+            call.written = {n: g for n, g in call.after.items() if n not in was or was[n].stamp != g.stamp}
         if call.name == "scaler.update":
             scaler = self._held[call.owner]
             call.facts["scale_after"] = scaler.get_scale()
@@ -173,7 +175,7 @@ class Calls(listen):
             call.facts["lost"] = _lost(call.facts.pop("weights"))
         elif call.name == "backward":
             self.moving = self.patient.half_weights()
-            self.unheld |= self.patient.unheld({n: self.patient.parameters[n].grad for n in call.written()})
+            self.unheld |= self.patient.unheld({n: self.patient.parameters[n].grad for n in call.written})
         elif call.name == "grad":
             given = dict(zip(call.facts["inputs"], result or (), strict=False))
             self.moving |= self.patient.half_weights(gradients=given)

@@ -149,7 +149,7 @@ class Patient:
 
         What a layer of the user's own averages stays ill; a nan that only holds a place goes, or is not written.
         """
-        now = {name: version for name, (_, version) in self.ill_statistics().items()}
+        now = {name: version for name, (_, version) in self.ill_statistics().items()} if before else {}
         return [
             (name, bad)
             for name, (bad, version) in before.items()

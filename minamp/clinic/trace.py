@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from minamp import backends
-from minamp.formats import bfloat16, float16, float32, float64, is_floating, is_half, widen
+from minamp.formats import float16, float32, float64, is_floating, is_half, widen
 from minamp.policy import LOWER_PRECISION
-from minamp.quiet import quiet
+from minamp.quiet import Quietly
+
+_quietly = Quietly()
 
 
 @dataclass(eq=False)
@@ -123,6 +125,9 @@ class Call:
     after: dict = field(default_factory=dict)
     facts: dict = field(default_factory=dict)
     depth: int = 0  # of autocast regions, also of those that are switched off
+    written: dict = field(
+        default_factory=dict
+    )  # of `after`, once the call has ended: the gradients that it wrote
 
     def inside(self, name):
         call = self
@@ -131,14 +136,6 @@ class Call:
                 return True
             call = call.within
         return False
-
-    def written(self):
-        """The parameters whose gradient this call wrote."""
-        return [
-            name
-            for name, g in self.after.items()
-            if name not in self.before or self.before[name].stamp != g.stamp
-        ]
 
 
 @dataclass(eq=False)
@@ -160,6 +157,9 @@ class Trace:
     events: list = field(default_factory=list)
     ops: list = field(default_factory=list)  # of the events, the OpRuns
     _calls: dict = field(default_factory=lambda: defaultdict(list))  # and the Calls, by name
+    _asked: dict = field(
+        default_factory=dict
+    )  # names -> (number of events there were, the Calls of those names)
     parameters: dict = field(default_factory=dict)  # name -> Parameter
     # (name, number of bad values) of the running statistics that hold inf or nan for good
     batch_norms: list = field(default_factory=list)
@@ -179,6 +179,7 @@ class Trace:
     half_state: list = field(default_factory=list)  # (where, dtype) of second moments kept in half
     error: "Error | None" = None
     reference: object = None  # advice.Reference: the float32 run
+    readings: dict = field(default_factory=dict)  # what rules have read from all this and will read again
 
     def add(self, event):
         """The OpRun or Call that just began."""
@@ -189,9 +190,13 @@ class Trace:
             self._calls[event.name].append(event)
 
     def calls(self, *names):
-        """The Calls of that name or those names until now, in their order."""
-        found = list(itertools.chain(*(self._calls[n] for n in names if n in self._calls)))
-        return found if len(names) == 1 else sorted(found, key=lambda c: c.index)
+        """The Calls of that name or those names until now, in their order: the rules ask 90 times, mostly the same."""
+        count, found = self._asked.get(names, (None, ()))
+        if count != len(self.events):
+            found = itertools.chain(*(self._calls[n] for n in names if n in self._calls))
+            found = tuple(found if len(names) == 1 else sorted(found, key=lambda c: c.index))
+            self._asked[names] = len(self.events), found
+        return found
 
     def between(self, a, b):
         return self.events[a.index + 1 : b.index]
@@ -262,7 +267,7 @@ class Trace:
     def last_backward(self, before, names=None):
         """The last backward before an event, of those that wrote the gradient of one of `names`."""
         for c in reversed(self.calls("backward")):
-            if c.index < before.index and (names is None or set(c.written()) & set(names)):
+            if c.index < before.index and (names is None or not c.written.keys().isdisjoint(names)):
                 return c
         return None
 
@@ -294,32 +299,29 @@ def state_shapes(parameters):
     return {*shapes, (sum(map(math.prod, shapes)),)}
 
 
-_MAGNITUDE = {  # dtype -> integers of its size, and one of those with all bits but the sign
-    dtype: (integer, np.array(np.iinfo(integer).max, integer))
-    for dtype, integer in (
-        (float16, np.int16),
-        (bfloat16, np.int16),
-        (float32, np.int32),
-        (float64, np.int64),
-    )
-}
+_MAGNITUDE = np.array(0x7FFF, np.int16)  # all bits of a half but the sign
 
 
 def largest(array):
     """The largest magnitude in an array: inf if there is one, nan if there is one; 0.0 for an empty or whole-number array.
 
-    Without its sign bit a float is ordered like the integer with its bits, inf and nan on top: no widening, 2 us for a few.
+    Without its sign bit a half is ordered like the integer with its bits, inf and nan on top, which NumPy compares 60 times
+    faster. 1 us for a few values, 4 for 50,000.
     """
     array = backends.host(array)
-    if array.dtype not in _MAGNITUDE or not array.size:
+    if not array.size:
         return 0.0
-    integer, magnitude = _MAGNITUDE[array.dtype]
     flat = array.ravel("K")  # of a permuted array a view too, where reshape copies
-    return abs(float(flat[(flat.view(integer) & magnitude).argmax()]))
+    if array.dtype in (float32, float64):
+        return abs(
+            max(flat.item(flat.argmax()), -flat.item(flat.argmin()))
+        )  # argmax finds nan before all else
+    if is_half(array.dtype):
+        return abs(float(flat[(flat.view(np.int16) & _MAGNITUDE).argmax()]))
+    return 0.0
 
 
-@quiet
 def length(array):
     """The 2-norm of an array, right to six digits; inf where a square overflows float32."""
     flat = widen(backends.host(array)).ravel("K")
-    return math.sqrt(np.dot(flat, flat))
+    return math.sqrt(_quietly.run(np.dot, flat, flat))

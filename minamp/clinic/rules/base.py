@@ -3,6 +3,7 @@
 A rule is a pure function Trace -> Finding or None, and its name is its code.
 """
 
+import functools
 import math
 
 from minamp.clinic.report import ERROR, WARNING, Finding
@@ -45,6 +46,18 @@ def rule(function):
     assert function.__name__ in CODES, function.__name__
     RULES[function.__name__] = function
     return function
+
+
+def asked_once(reading):
+    """Decorator for what several rules read from the complete trace: it is kept there, as a tuple."""
+
+    @functools.wraps(reading)
+    def kept(trace):
+        if reading not in trace.readings:
+            trace.readings[reading] = tuple(reading(trace))
+        return trace.readings[reading]
+
+    return kept
 
 
 def error(what, where, repair, at=None, **evidence):

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from minamp.clinic.rules.base import counted, error, largest_of, rule, scale_of, unscale_refused
+from minamp.clinic.rules.base import asked_once, counted, error, largest_of, rule, scale_of, unscale_refused
 from minamp.clinic.trace import Call
 
 _READS = {"vector_norm", "norm", "pow", "square", "abs", "amax", "max", "mul"}
@@ -13,10 +13,11 @@ _LIMITS = _CLAMPS | _REPLACES
 _RIGHT = 2e-5  # how close clipping comes to the limit: float32's last digits, and 1e-6 / norm
 
 
+@asked_once
 def _clips(trace):
     """(event, backward, scale, before, after) of everything that limits gradients while they are still scaled."""
     for clip in trace.calls("clip_grad_norm_", "clip_grad_value_"):
-        names = clip.written()  # those it was given: within the limit they count as written too
+        names = clip.written  # those it was given: within the limit they count as written too
         backward = trace.last_backward(clip, names)
         if backward is None or clip.facts["limit"] == math.inf:  # that only asks for the norm
             continue
@@ -31,7 +32,7 @@ def _clips(trace):
 
 def still_scaled(trace, backward, event, scale, names):
     """Whether neither unscale_ nor the user has divided some of the gradients since their backward."""
-    left = {n: backward.after[n] for n in backward.written() if n in names}
+    left = {n: g for n, g in backward.written.items() if n in names}
     for call in trace.calls("scaler.unscale_"):
         if backward.index < call.index < event.index:
             if all(n in trace.unheld for n in left):
@@ -75,7 +76,7 @@ def _clips_in_hooks(trace):
         scale, by_scaler = scale_of(backward)
         if not by_scaler or scale == 1:
             continue
-        written = backward.written()
+        written = backward.written
         for run in trace.ops:
             if run.within is not backward or run.op not in _LIMITS:
                 continue
@@ -83,15 +84,14 @@ def _clips_in_hooks(trace):
             replaced = run.op in _REPLACES and any(not math.isfinite(v.largest) for v in run.tensors)
             if replaced:
                 limits = {run.output.largest}
-            for name in written:
-                g = backward.after[name]
+            for name, g in written.items():
                 if trace.parameters[name].shape != run.output.shape or _carries(g.largest, scale):
                     continue
                 # 0.1 is another number in every format
                 if g.largest in {float(g.dtype.type(limit)) for limit in limits}:
                     before = {name: replace(g, largest=math.inf if replaced else run.tensors[0].largest)}
                     yield _by_hand(backward, run), scale, before, {name: g}
-        lengths = [backward.after[name].length for name in written]
+        lengths = [g.length for g in written.values()]
         if _one_chosen(lengths) and lengths[0] % scale:  # not so in a toy whose gradients are all 1
             shapes = {trace.parameters[name].shape for name in written}
             hooks = [r for r in trace.ops if r.within is backward and r.output.shape in shapes]

@@ -52,7 +52,7 @@ def _steps_outside(trace):
             continue
         names = names or list(call.before)
         clips = [
-            c for c in trace.calls("clip_grad_norm_", "clip_grad_value_") if set(c.written()) & set(names)
+            c for c in trace.calls("clip_grad_norm_", "clip_grad_value_") if c.written.keys() & set(names)
         ]
         look = next((c for c in clips if backward.index < c.index < call.index), call)
         divided = look is not call and same_factor(look.after, call.before, 1 / scale)
@@ -294,7 +294,7 @@ def _adds_between(trace, calls):
 def _divided_by_hand(trace):
     """The line that divides gradients to which the next backward adds scaled ones, or else of that backward; '' if none does."""
     for a, b in pairwise(trace.calls("backward")):
-        scale, names = scale_of(a)[0], _nonzero(b.before) & set(a.after) & set(b.written())
+        scale, names = scale_of(a)[0], _nonzero(b.before) & a.after.keys() & b.written.keys()
         between = [
             e for e in trace.between(a, b) if getattr(e, "name", "") in ("scaler.unscale_", "optimizer.step")
         ]
@@ -343,7 +343,7 @@ def zero_grad_missing(trace):
         stale = mine & _nonzero(second.before)
         for c in backwards:
             stale &= _nonzero(c.before) & {n for n, g in c.before.items() if n in first.before}
-        stale = [n for n in stale if any(n in c.written() for c in backwards)]
+        stale = [n for n in stale if any(n in c.written for c in backwards)]
         if backwards and stale:
             name = sorted(stale)[0]
             unscaled = trace.calls("scaler.step", "scaler.unscale_")
@@ -357,7 +357,7 @@ def zero_grad_missing(trace):
             )
     for first, second in pairwise(trace.calls("backward")):  # steps without an optimizer
         was, now = first.facts["versions"], second.facts["versions"]
-        kept = _nonzero(second.before) & set(first.after) & set(second.written())
+        kept = _nonzero(second.before) & first.after.keys() & second.written.keys()
         used = _gradients_used(trace, first, second)
         stale = sorted(n for n in kept & used if n in trace.unheld and was[n] != now[n])
         if stale:
