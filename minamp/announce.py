@@ -41,9 +41,10 @@ def announced(name, like=None):
                 return function(*args, **kwargs)
             here = threading.get_ident()
             told = [listener for listener in listeners if listener.thread == here]
+            named = {renamed.get(k, k): v for k, v in kwargs.items()}
+            arguments = {**defaults, **dict(zip(names, args, strict=False)), **named}
             for listener in told:
-                named = {renamed.get(k, k): v for k, v in kwargs.items()}
-                listener.begin(name, {**defaults, **dict(zip(names, args, strict=False)), **named})
+                listener.begin(name, arguments)
             result = None
             try:
                 result = function(*args, **kwargs)
