@@ -1052,6 +1052,28 @@ def a_function_that_keeps_its_context_elsewhere():
     return T().parts()
 
 
+@broken("layer_norm_overflows")
+def squares_that_go_back_to_half():
+    """Inside a region a power is float32; the line that keeps everything in one format undoes that."""
+
+    class RootMeanSquare(nn.Module):
+        def forward(self, h):
+            mean = h.pow(2).to(h.dtype).mean(-1, keepdim=True)  # the fault
+            return h * (mean + 1e-3).rsqrt()
+
+    class T(Trainer):
+        init_scale = 2.0**6
+
+        def data(self):
+            x, y = digits(32)
+            return 800.0 * x, y
+
+        def network(self):
+            return nn.Sequential(nn.Linear(784, 64), RootMeanSquare(), nn.Linear(64, 10))
+
+    return T().parts()
+
+
 REPAIRS = {
     "a_closure_given_to_the_optimizer": "closure(); scaler.step(optimizer); scaler.update()",
     "a_network_that_switches_its_region_off": "# without this autocast(enabled=False)",

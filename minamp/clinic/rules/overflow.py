@@ -193,7 +193,7 @@ def statistic_runs(trace):
     return [
         run
         for run in _spoilt(trace)
-        if (run.op in _SQUARES | {"std"} or run.is_product)
+        if (run.op in _SQUARES | {"std", "to"} or run.is_product)
         and run.output.half
         and (run.op in ("var", "std") or _squared(run) and _rooted(trace, run))
     ]
