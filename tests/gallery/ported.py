@@ -1074,6 +1074,39 @@ def squares_that_go_back_to_half():
     return T().parts()
 
 
+@broken("mean_of_too_many")
+def an_average_by_a_product_with_ones():
+    class T(Trainer):
+        init_scale = 2.0**4
+
+        def network(self):
+            return nn.ModuleList([nn.Conv2d(1, 8, 3, padding=1), nn.Linear(8, 10)])
+
+        def forward(self):
+            conv, head = self.model
+            with autocast():
+                maps = 255.0 * conv(self.x.reshape(32, 1, 28, 28)).relu().flatten(2)
+                sums = maps @ minamp.ones(28 * 28, 1, dtype=maps.dtype)  # the fault
+                return F.cross_entropy(head(sums.squeeze(-1) / (28 * 28)), self.y)
+
+    return T().parts()
+
+
+@broken("clip_before_unscale")
+def a_hook_that_clamps_once_the_scale_has_come_down():
+    """At the first scale all gradients are nan, which a clamp leaves alone: only the second call has something to clamp."""
+
+    class T(Trainer):
+        init_scale = 2.0**24
+
+        def __init__(self):
+            super().__init__()
+            for p in self.model.parameters():
+                p.register_hook(lambda g: g.clamp(-5.0, 5.0))  # the fault
+
+    return T().parts()
+
+
 REPAIRS = {
     "a_closure_given_to_the_optimizer": "closure(); scaler.step(optimizer); scaler.update()",
     "a_network_that_switches_its_region_off": "# without this autocast(enabled=False)",

@@ -46,9 +46,7 @@ def still_scaled(trace, backward, event, scale, names):
 def _divides_in_hooks(trace, backward, scale):
     """Whether an op inside a backward, of a hook, takes the scale out of something of a parameter's shape."""
     shapes, factor = {p.shape for p in trace.parameters.values()}, {"div": scale, "mul": 1 / scale}
-    hooks = (r for r in trace.ops if r.op in factor and r.output.shape in shapes and r.inside(backward.name))
-    # of the second call, in float32, no ops are noted: those of the first stand for them
-    hooks = (r for r in hooks if r.within.line == backward.line)
+    hooks = (r for r in _runs_in_hooks(trace, backward) if r.op in factor and r.output.shape in shapes)
     return any(math.isclose(c, factor[r.op], rel_tol=1e-3) for r in hooks for c in r.constants)
 
 
@@ -77,8 +75,8 @@ def _clips_in_hooks(trace):
         if not by_scaler or scale == 1:
             continue
         written = backward.written
-        for run in trace.ops:
-            if run.within is not backward or run.op not in _LIMITS:
+        for run in _runs_in_hooks(trace, backward):
+            if run.op not in _LIMITS:
                 continue
             limits = {abs(c) for c in (*run.constants, *run.attrs.values())}
             replaced = run.op in _REPLACES and any(not math.isfinite(v.largest) for v in run.tensors)
@@ -89,14 +87,23 @@ def _clips_in_hooks(trace):
                     continue
                 # 0.1 is another number in every format
                 if g.largest in {float(g.dtype.type(limit)) for limit in limits}:
-                    before = {name: replace(g, largest=math.inf if replaced else run.tensors[0].largest)}
-                    yield _by_hand(backward, run), scale, before, {name: g}
+                    given = math.inf if replaced else run.tensors[0].largest
+                    before = replace(g, largest=given) if run.within is backward else g
+                    yield _by_hand(backward, run), scale, {name: before}, {name: g}
         lengths = [g.length for g in written.values()]
         if _one_chosen(lengths) and lengths[0] % scale:  # not so in a toy whose gradients are all 1
             shapes = {trace.parameters[name].shape for name in written}
             hooks = [r for r in trace.ops if r.within is backward and r.output.shape in shapes]
             clip = replace(backward, name="by hand", within=backward, line=(hooks or [backward])[-1].line)
             yield clip, scale, backward.after, backward.after
+
+
+def _runs_in_hooks(trace, backward):
+    """The ops inside a backward. Of the second call, in float32, none are noted: those of the first stand for them."""
+    inside = (r for r in trace.ops if r.inside(backward.name))
+    return [
+        r for r in inside if r.within is backward or r.step < backward.step and r.within.line == backward.line
+    ]
 
 
 def _by_hand(call, run):

@@ -251,6 +251,9 @@ def summed_first(trace):
         elif run.op == "add" and run.output.dtype == float16 and run.spoilt:
             if _terms(run) > 1 and _is_divided(trace, run):  # it adds sums
                 found.append(run)
+        elif run.is_product and run.output.dtype == float16 and run.spoilt:
+            if _averages(trace, run):
+                found.append(run)
         elif run.op == "to" and run.output.dtype == float16 and run.spoilt and run.output.size == 1:
             if run.constants and run.constants[0] > 65504 and feeds(trace, run, ("div",)):
                 found.append(run)
@@ -262,6 +265,18 @@ def _is_divided(trace, run):
     while run is not None and feeds(trace, run, ("div", "mul", "to")) is None:
         run = feeds(trace, run, ("add",))
     return run is not None
+
+
+def _averages(trace, run):
+    """Whether a product with ones adds up as many values as it is divided by afterwards."""
+    by_ones = any(v.largest == 1 and not v.recorded for v in run.tensors)
+    inner = run.tensors[0].shape[-1:]
+    while by_ones and run is not None:
+        divided = feeds(trace, run, ("div",))
+        if divided is not None:
+            return inner == tuple(divided.constants)
+        run = feeds(trace, run, ("reshape",))
+    return False
 
 
 def _terms(run):
@@ -279,7 +294,8 @@ def mean_of_too_many(trace):
     runs = summed_first(trace)
     if runs:
         run = next((r for r in runs if r.spoilt), runs[0])
-        terms = int(run.constants[0]) if run.op == "to" else _terms(run)
+        terms = run.tensors[0].shape[-1] if run.is_product else _terms(run)
+        terms = int(run.constants[0]) if run.op == "to" else terms
         say, what = error, f"{'it' if run.op == 'to' else 'the sum'} is infinite from 65520 on"
         if run.spoilt is None and math.isfinite(run.output.largest):
             say = warning
