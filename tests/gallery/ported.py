@@ -1107,6 +1107,23 @@ def a_hook_that_clamps_once_the_scale_has_come_down():
     return T().parts()
 
 
+@broken("clip_before_unscale")
+def rows_clipped_by_their_weights_and_no_biases():
+    """Adaptive clipping: what it leaves of a row depends on the weights, and the largest gradient may be a bias's."""
+
+    class T(Trainer):
+        init_scale = 2.0**14
+
+        def before_step(self):
+            for p in self.model.parameters():
+                if p.ndim > 1:
+                    limit = 0.01 * p.detach().norm(dim=1, keepdim=True).clamp(min=1e-3)
+                    norm = p.grad.norm(dim=1, keepdim=True)  # the fault
+                    p.grad.copy_(minamp.where(norm > limit, p.grad * (limit / norm), p.grad))
+
+    return T().parts()
+
+
 REPAIRS = {
     "a_closure_given_to_the_optimizer": "closure(); scaler.step(optimizer); scaler.update()",
     "a_network_that_switches_its_region_off": "# without this autocast(enabled=False)",

@@ -145,7 +145,8 @@ def _clips_by_hand(trace):
         if not written or same_factor(backward.after, call.before, 1 / scale):
             continue
         total = math.hypot(*(g.length for g in call.before.values()))
-        if _carries(total, scale) or _left(backward.after, call.before) > scale**-0.5:
+        left = _left(*({n: g[n] for n in written} for g in (backward.after, call.before)))
+        if _carries(total, scale) or left > scale**-0.5:
             continue
         if limits:
             yield _by_hand(call, limits[0]), scale, backward.after, call.before
