@@ -1092,6 +1092,26 @@ def an_average_by_a_product_with_ones():
     return T().parts()
 
 
+@broken("mean_of_too_many")
+def a_sum_that_goes_back_to_half():
+    """Inside a region a sum is float32; put back into the format of its terms it is infinite before it is divided."""
+
+    class T(Trainer):
+        init_scale = 2.0**4
+
+        def network(self):
+            return nn.ModuleList([nn.Conv2d(1, 8, 3, padding=1), nn.Linear(8, 10)])
+
+        def forward(self):
+            conv, head = self.model
+            with autocast():
+                maps = 255.0 * conv(self.x.reshape(32, 1, 28, 28)).relu().flatten(2)
+                means = maps.sum(2).to(maps.dtype) / maps.shape[2]  # the fault
+                return F.cross_entropy(head(means), self.y)
+
+    return T().parts()
+
+
 @broken("clip_before_unscale")
 def a_hook_that_clamps_once_the_scale_has_come_down():
     """At the first scale all gradients are nan, which a clamp leaves alone: only the second call has something to clamp."""

@@ -248,14 +248,12 @@ def summed_first(trace):
             many = _terms(run) > 65504 and _terms(run) * run.tensors[0].largest > 65504
             if (run.spoilt is not None or many) and _is_divided(trace, run):
                 found.append(run)
-        elif run.op == "add" and run.output.dtype == float16 and run.spoilt:
-            if _terms(run) > 1 and _is_divided(trace, run):  # it adds sums
+        elif run.op in ("add", "to") and run.output.dtype == float16 and run.spoilt:
+            sums = _terms(run) > 1 and _is_divided(trace, run)  # it adds sums, or makes one of float32 half
+            if sums or _count(run) > 65504 and feeds(trace, run, ("div",)):
                 found.append(run)
         elif run.is_product and run.output.dtype == float16 and run.spoilt:
             if _averages(trace, run):
-                found.append(run)
-        elif run.op == "to" and run.output.dtype == float16 and run.spoilt and run.output.size == 1:
-            if run.constants and run.constants[0] > 65504 and feeds(trace, run, ("div",)):
                 found.append(run)
     return [run for run in found if trace.trains(run) and not (_squared(run) and _rooted(trace, run))]
 
@@ -265,6 +263,11 @@ def _is_divided(trace, run):
     while run is not None and feeds(trace, run, ("div", "mul", "to")) is None:
         run = feeds(trace, run, ("add",))
     return run is not None
+
+
+def _count(run):
+    """The number that a cast makes half, such as that of the values in a mean; 0 for any other op."""
+    return run.constants[0] if run.op == "to" and run.constants else 0
 
 
 def _averages(trace, run):
@@ -284,6 +287,8 @@ def _terms(run):
     if run is not None and run.op == "add":
         terms = [_terms(v.source) for v in run.tensors]
         return sum(terms) if max(terms) > 1 else 1
+    if run is not None and run.op == "to":
+        return _terms(run.tensors[0].source)
     if run is None or run.op not in _SUMS:
         return 1
     return run.tensors[0].size // max(run.output.size, 1) * _terms(run.tensors[0].source)
@@ -294,13 +299,13 @@ def mean_of_too_many(trace):
     runs = summed_first(trace)
     if runs:
         run = next((r for r in runs if r.spoilt), runs[0])
-        terms = run.tensors[0].shape[-1] if run.is_product else _terms(run)
-        terms = int(run.constants[0]) if run.op == "to" else terms
-        say, what = error, f"{'it' if run.op == 'to' else 'the sum'} is infinite from 65520 on"
+        count = int(_count(run))
+        terms = count or (run.tensors[0].shape[-1] if run.is_product else _terms(run))
+        say, what = error, f"{'it' if count else 'the sum'} is infinite from 65520 on"
         if run.spoilt is None and math.isfinite(run.output.largest):
             say = warning
             what = f"it is {run.output.largest:.3g} here, and infinite where their average reaches {65520 / terms:.2g}"
-        first = "divides by that number in float16" if run.op == "to" else "sums them up in float16 first"
+        first = "divides by that number in float16" if count else "sums them up in float16 first"
         return say(
             f"A mean by hand over {terms} values {first}: {what}.",
             run.line,
