@@ -1112,7 +1112,7 @@ def a_sum_that_goes_back_to_half():
     return T().parts()
 
 
-@broken("clip_before_unscale")
+@broken("clip_value_hides_overflow")
 def a_hook_that_clamps_once_the_scale_has_come_down():
     """At the first scale all gradients are nan, which a clamp leaves alone: only the second call has something to clamp."""
 
@@ -1144,14 +1144,69 @@ def rows_clipped_by_their_weights_and_no_biases():
     return T().parts()
 
 
+@broken("update_repeated")
+def updated_between_unscaling_and_the_step_and_after_it():
+    class T(Trainer):
+        init_scale = 2.0**10
+
+        def before_step(self):
+            self.scaler.unscale_(self.optimizer)
+            self.scaler.update()  # the fault
+            clip_grad_norm_(self.model.parameters(), 1.0)
+
+    return T().parts()
+
+
+class WithTable(Trainer):
+    """A network that the optimizer updates, and a table that the loop updates by hand."""
+
+    init_scale = 2.0**10
+
+    def __init__(self):
+        super().__init__()
+        self.optimizer = optim.SGD(self.model[0].parameters(), lr=0.05)
+
+    def network(self):
+        self.table = nn.Embedding(10, 48)
+        return nn.ModuleList([mlp(784, 48, 10), self.table])
+
+    def forward(self):
+        with autocast():
+            network = self.model[0]
+            return F.cross_entropy(network[2](network[:2](self.x) + self.table(self.y)), self.y)
+
+    def before_step(self):
+        with minamp.no_grad():
+            self.table.weight -= 0.05 * self.gradient()
+        self.table.weight.grad = None
+
+
+@broken("raw_optimizer_step")
+def a_table_updated_by_hand_beside_the_scaler():
+    class T(WithTable):
+        def gradient(self):
+            return self.table.weight.grad  # the fault
+
+    return T().parts()
+
+
+@healthy
+def a_table_updated_by_hand_with_the_scale_taken_out():
+    class T(WithTable):
+        def gradient(self):
+            return self.table.weight.grad / self.scaler.get_scale()
+
+    return T().parts()
+
+
 REPAIRS = {
     "a_closure_given_to_the_optimizer": "closure(); scaler.step(optimizer); scaler.update()",
     "a_network_that_switches_its_region_off": "# without this autocast(enabled=False)",
     "statistics_of_a_layer_of_ones_own": "buffer.zero_()",
     "unscaled_for_a_log_and_once_more_for_the_clipping": "# without this unscale_",
     "a_function_that_adds_up_exponentials": "cast_inputs=minamp.float32",
-    "a_large_number_added_before_the_smallest_is_taken": "masked_fill(mask, float('inf'))",
-    "a_penalty_that_is_subtracted": "masked_fill(mask, float('-inf'))",
+    "a_large_number_added_before_the_smallest_is_taken": "masked_fill(mask, minamp.finfo(scores.dtype).max)",
+    "a_penalty_that_is_subtracted": "masked_fill(mask, minamp.finfo(scores.dtype).min)",
     "exponentials_that_overflow_float32": "(x - x.amax(-1, keepdim=True)).exp()",
     "a_region_that_the_settings_switch_off": "autocast(enabled=True",
     "a_region_around_a_pool_of_threads": "# in the function that the other thread runs",

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 from minamp.clinic.rules.base import asked_once, counted, error, largest_of, rule, scale_of, unscale_refused
+from minamp.clinic.rules.gradients import allowed_scale
 from minamp.clinic.trace import Call
 
 _READS = {"vector_norm", "norm", "pow", "square", "abs", "amax", "max", "mul"}
@@ -88,8 +89,9 @@ def _clips_in_hooks(trace):
                 # 0.1 is another number in every format
                 if g.largest in {float(g.dtype.type(limit)) for limit in limits}:
                     given = math.inf if replaced else run.tensors[0].largest
-                    before = replace(g, largest=given) if run.within is backward else g
-                    yield _by_hand(backward, run), scale, {name: before}, {name: g}
+                    if run.within is not backward:  # which is in float32, where nothing overflows
+                        given = math.inf if scale > allowed_scale(trace) else g.largest
+                    yield _by_hand(backward, run), scale, {name: replace(g, largest=given)}, {name: g}
         lengths = [g.length for g in written.values()]
         if _one_chosen(lengths) and lengths[0] % scale:  # not so in a toy whose gradients are all 1
             shapes = {trace.parameters[name].shape for name in written}

@@ -74,7 +74,7 @@ def _at_a_bound(trace):
     for u in _updates(trace):
         skipped = _skipped(trace, u)
         before, after = u.facts["scale"], u.facts["scale_after"]
-        if skipped and (after >= before or u.facts["floor"] > _allowed(trace)):
+        if skipped and (after >= before or u.facts["floor"] > allowed_scale(trace)):
             floor = max(u.facts["floor"], after)
             return error(
                 f"The gradients overflow at a scale of {before:g}, and the scaler's floor of {floor:g} forbids one that would "
@@ -102,7 +102,7 @@ def _starts_again(trace):
     if first and second and not made and not all(math.isfinite(g.largest) for g in first[0].after.values()):
         (before, by_scaler), (after, _) = scale_of(first[0]), scale_of(second[0])
         asked = trace.calls("scaler.step") if by_scaler else before > 1
-        if asked and after >= before and not before <= _allowed(trace):
+        if asked and after >= before and not before <= allowed_scale(trace):
             return error(
                 f"The gradients overflow at a scale of {before:g}, the step is skipped, and the next one starts at {after:g}: "
                 "every step is skipped.",
@@ -180,7 +180,7 @@ def _ran(trace, step):
     return any(c.within is step for c in trace.calls("optimizer.step"))
 
 
-def _allowed(trace):
+def allowed_scale(trace):
     """The largest scale that the float32 gradients allow; nan if that is not known."""
     run = trace.reference
     return CEILING / run.largest if run is not None and run.complete and run.largest > 0 else math.nan
@@ -188,7 +188,7 @@ def _allowed(trace):
 
 def _room(trace):
     """The largest allowed scale as evidence, where it is known."""
-    allowed = _allowed(trace)
+    allowed = allowed_scale(trace)
     return {} if math.isnan(allowed) else {"largest_allowed": allowed}
 
 
@@ -199,5 +199,5 @@ def _flushes(trace, scale):
 
 def _excess(trace, update):
     """How many powers of two a scale was above what the float32 gradients allow; nan if that is not known."""
-    allowed = _allowed(trace)
+    allowed = allowed_scale(trace)
     return math.log2(update.facts["scale"] / allowed) if 0 < allowed < math.inf else math.nan

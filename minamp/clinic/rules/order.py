@@ -100,7 +100,7 @@ def _decides(trace, step, names):
 def _raw_descent(trace):
     """(line, rate, scale) of an update by hand whose rate multiplies gradients that are still scaled, to TOO_FAR and more."""
     made, backwards = trace.calls("backward", "grad"), trace.calls("backward")
-    if len(made) < 2 or trace.calls("scaler.step"):
+    if len(made) < 2:
         return None
     was, now = (c.facts["versions"] for c in (backwards[0], backwards[-1])) if backwards else ({}, {})
     for run in trace.ops if backwards else ():
@@ -112,7 +112,7 @@ def _raw_descent(trace):
             scale, by_scaler = scale_of(backward)
             if by_scaler and v.largest == backward.after[v.gradient].largest and rates[0] * scale > TOO_FAR:
                 return run.line, rates[0], scale
-    return _descent_in_numbers(trace)
+    return None if trace.calls("scaler.step") else _descent_in_numbers(trace)
 
 
 def _descent_in_numbers(trace):
@@ -230,11 +230,17 @@ def update_repeated(trace):
         refused = (
             trace.fails_with("AssertionError", "update: no optimizer was stepped") and event is updates[-1]
         )
-        again = previous is not None and not since & before and not _all_anew(trace, previous, used)
+        made = _made(trace, used)
+        anew = bool(made) and previous is not None and all(b is not None and b > previous.index for b in made)
+        old = previous is not None and any(b is not None and b < previous.index for b in made)
+        again = previous is not None and not anew and (old or not since & before)
         if again or (refused and not since and previous is None):
             return error(
-                "scaler.update() runs more than once an iteration: the scale is judged and may change between optimizers whose "
-                "gradients were made with the same scale."
+                "scaler.update() runs between unscale_ and step too: it forgets that the gradients are unscaled, and step "
+                "divides them by the scale a second time."
+                if again and _unscaled_before(trace, previous, since)
+                else "scaler.update() runs more than once an iteration: the scale is judged and may change between optimizers "
+                "whose gradients were made with the same scale."
                 if since
                 else "scaler.update() runs where nothing has been stepped since the last one: more than once an iteration, or "
                 "before its scaler.step().",
@@ -245,14 +251,20 @@ def update_repeated(trace):
         before, last[event.owner] = since, event
 
 
-def _all_anew(trace, update, used):
-    """Whether everything stepped after an update has gradients from a backward after it: made with the new scale."""
+def _unscaled_before(trace, update, optimizers):
+    """Whether the loop itself has called unscale_ for one of some optimizers before an update in the same iteration."""
+    calls = (c for c in trace.calls("scaler.unscale_") if c.step == update.step and c.index < update.index)
+    return any(c.facts["optimizer"] in optimizers and not c.inside("scaler.step") for c in calls)
+
+
+def _made(trace, used):
+    """The numbers of the backwards that made the gradients for some calls; None where that is not known."""
     # Of weights that were made in the step no backward before their first scaler.step is known to have written them.
     backwards = [
         trace.last_backward(c, trace.held_by(c.facts.get("optimizer", c.owner))) or trace.last_backward(c)
         for c in used
     ]
-    return bool(backwards) and all(b is not None and b.index > update.index for b in backwards)
+    return [b and b.index for b in backwards]
 
 
 @rule
@@ -274,12 +286,14 @@ def unscale_every_micro_batch(trace):
             unscale_calls=len(calls),
         )
     if again:
+        divide = (
+            "p.grad /= scale" if by_hand and not trace.calls("scaler.step") else "scaler.unscale_(optimizer)"
+        )
         return error(
             f"{'The gradients are divided by the scale' if by_hand else 'unscale_() is called'} more than once before the step: "
             "that divides everything that has been added up so far, so the first micro-batches are divided again and again.",
             trace.error.line if twice else by_hand or calls[-1].line,
-            f"if last_micro_batch: {'p.grad /= scale' if by_hand else 'scaler.unscale_(optimizer)'}   # once, when all "
-            "gradients are there",
+            f"if last_micro_batch: {divide}   # once, when all gradients are there",
             unscale_calls=len(calls),
             backward_calls=len(trace.calls("backward")),
         )

@@ -70,7 +70,7 @@ def mask_overflows(trace):
         return error(
             f"A mask constant does not fit float16: {trace.error.text}",
             trace.error.line,
-            "scores.masked_fill(mask, float('-inf'))   # softmax turns it into 0 in every format",
+            "scores.masked_fill(mask, minamp.finfo(scores.dtype).min)   # softmax turns it into 0 in every format",
             at=len(trace.events),
             limit=-65504.0,
         )
@@ -83,7 +83,8 @@ def mask_overflows(trace):
             f"A mask constant leaves float16's range: {run.op} makes {run.spoilt.kind} of {run.spoilt.count} values, and a row "
             "of nothing but masked ones, or one masked twice, gives nan.",
             run.line,
-            f"scores.masked_fill(mask, float('{_filled_in(trace, run)}'))   # never add it; or add the mask to scores.float()",
+            f"scores.masked_fill(mask, minamp.finfo(scores.dtype).{_end(trace, run)})   # never add it; or add the mask to "
+            "scores.float()",
             at=beginning(run),
             constant=constant,
             limit=-65504.0,
@@ -96,18 +97,21 @@ def mask_overflows(trace):
                 "A mask that holds -inf in float16, where its constant left the range or was -inf from the start, is put on "
                 "the scores: a row of nothing else gives nan in softmax, and so does 0 times it.",
                 added.line,
-                "scores.masked_fill(mask, float('-inf'))   # and no row all masked; or add the mask to scores.float()",
+                "scores.masked_fill(mask, minamp.finfo(scores.dtype).min)   # never add it; or add the mask to scores.float()",
                 at=beginning(added),
                 limit=-65504.0,
                 rows=softmax.output.size // max(softmax.output.shape[-1], 1),
             )
 
 
-def _filled_in(trace, run):
-    """The infinity that belongs where a mask has made one: the other one, if it is subtracted."""
+def _end(trace, run):
+    """The end of a format's range that belongs where a mask has made an infinity: the other one, if it is subtracted.
+
+    A finite one: softmax makes nan of a row that is all -inf.
+    """
     user = feeds(trace, run, ("sub",))
     subtracted = user is not None and user.inputs[-1].source is run
-    return "-inf" if subtracted else run.spoilt.kind
+    return "min" if subtracted or run.spoilt.kind == "-inf" else "max"
 
 
 def _times_infinity(softmax):

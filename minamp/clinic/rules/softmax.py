@@ -5,6 +5,7 @@ import math
 from minamp.clinic.rules.base import beginning, error, loss_scale, rule, tail, warning
 from minamp.clinic.rules.overflow import summed_first
 from minamp.formats import float16, format_of
+from minamp.policy import FP32_SET_OPT_DTYPE
 
 SOFTMAX = {"softmax", "naive_half_softmax"}
 _SUMS = {"sum", "naive_half_sum"}
@@ -154,11 +155,20 @@ def softmax_in_half(trace):
     score = max((v.largest for v in run.tensors), default=0.0)
     weights = run.op in SOFTMAX or _by_hand(run) or _weighted(run)
     repair = "F.softmax(scores.float(), dim=-1)" if weights else "F.cross_entropy(logits.float(), target)"
+    asked = (
+        run.region is not None and run.policy == FP32_SET_OPT_DTYPE
+    )  # a region leaves the format to a dtype=
+    why, instead = "outside autocast's protection", "or call it inside the autocast region"
+    if asked:
+        why, instead = (
+            "since dtype= asks for that, inside a region too",
+            "without dtype=, or with dtype=minamp.float32",
+        )
     return error(
-        "A softmax or cross entropy is computed in float16, outside autocast's protection: probabilities below 3e-8 become 0 "
-        "and, in the textbook form, e**x overflows from x = 11.1 on.",
+        f"A softmax or cross entropy is computed in float16, {why}: probabilities below 3e-8 become 0 and, in the textbook "
+        "form, e**x overflows from x = 11.1 on.",
         run.line,
-        f"{repair}   # or call it inside the autocast region",
+        f"{repair}   # {instead}",
         at=beginning(run),
         op_runs=len(runs),
         largest_input=score,
@@ -183,7 +193,9 @@ def log_of_softmax(trace):
                 if not _bites(trace, run, chosen or _picked(made), floor):
                     continue
                 what = f"below the {floor:g} that keeps it from 0 the gradient vanishes, where it should be largest"
-            return warning(
+            zero = math.isinf(run.output.largest) and math.isfinite(made.tensors[0].largest)
+            say = error if zero else warning
+            return say(
                 f"The logarithm of a softmax: {what}. log_softmax never forms the probability.",
                 run.line,
                 "F.log_softmax(scores, dim=-1)   # or F.cross_entropy(scores, target)",
