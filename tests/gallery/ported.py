@@ -1074,20 +1074,49 @@ def squares_that_go_back_to_half():
     return T().parts()
 
 
+class PooledMaps(Trainer):
+    """A convolution, its maps averaged by hand, a linear layer."""
+
+    init_scale = 2.0**4
+
+    def network(self):
+        return nn.ModuleList([nn.Conv2d(1, 8, 3, padding=1), nn.Linear(8, 10)])
+
+    def forward(self):
+        conv, head = self.model
+        with autocast():
+            maps = 255.0 * conv(self.x.reshape(32, 1, 28, 28)).relu()
+            return F.cross_entropy(head(self.pool(maps)), self.y)
+
+
 @broken("mean_of_too_many")
 def an_average_by_a_product_with_ones():
-    class T(Trainer):
-        init_scale = 2.0**4
+    class T(PooledMaps):
+        def pool(self, maps):
+            return (maps.flatten(2) @ minamp.ones(28 * 28, 1, dtype=maps.dtype)).squeeze(-1) / (
+                28 * 28
+            )  # the fault
 
-        def network(self):
-            return nn.ModuleList([nn.Conv2d(1, 8, 3, padding=1), nn.Linear(8, 10)])
+    return T().parts()
 
-        def forward(self):
-            conv, head = self.model
-            with autocast():
-                maps = 255.0 * conv(self.x.reshape(32, 1, 28, 28)).relu().flatten(2)
-                sums = maps @ minamp.ones(28 * 28, 1, dtype=maps.dtype)  # the fault
-                return F.cross_entropy(head(sums.squeeze(-1) / (28 * 28)), self.y)
+
+@broken("mean_of_too_many")
+def an_average_by_einsum():
+    class T(PooledMaps):
+        def pool(self, maps):
+            return minamp.einsum("nchw->nc", maps) / (28 * 28)  # the fault
+
+    return T().parts()
+
+
+@broken("mean_of_too_many")
+def an_average_of_what_an_index_adds_up():
+    class T(PooledMaps):
+        def pool(self, maps):
+            rows = maps.permute(0, 2, 3, 1).reshape(-1, 8)
+            image = minamp.tensor(np.repeat(np.arange(32), 28 * 28))
+            sums = minamp.zeros(32, 8, dtype=maps.dtype).index_add(0, image, rows)  # the fault
+            return sums / minamp.full((32, 1), 784.0, dtype=maps.dtype)
 
     return T().parts()
 
@@ -1096,18 +1125,9 @@ def an_average_by_a_product_with_ones():
 def a_sum_that_goes_back_to_half():
     """Inside a region a sum is float32; put back into the format of its terms it is infinite before it is divided."""
 
-    class T(Trainer):
-        init_scale = 2.0**4
-
-        def network(self):
-            return nn.ModuleList([nn.Conv2d(1, 8, 3, padding=1), nn.Linear(8, 10)])
-
-        def forward(self):
-            conv, head = self.model
-            with autocast():
-                maps = 255.0 * conv(self.x.reshape(32, 1, 28, 28)).relu().flatten(2)
-                means = maps.sum(2).to(maps.dtype) / maps.shape[2]  # the fault
-                return F.cross_entropy(head(means), self.y)
+    class T(PooledMaps):
+        def pool(self, maps):
+            return maps.flatten(2).sum(2).to(maps.dtype) / (28 * 28)  # the fault
 
     return T().parts()
 

@@ -9,6 +9,7 @@ _MASKS = {"index_put", "where", "add", "sub", "mul", "to", "masked_fill", "maxim
 _SQUARES = {"mul", "pow", "square", "var", "naive_half_sum", "sum", "mean"}
 _ROOTS = {"sqrt", "rsqrt", "pow", "std"}
 _SUMS = {"sum", "naive_half_sum"}
+_SCATTERED = {"index_add", "scatter_add"}
 _FACTORS = {"linear", "matmul", "mm", "bmm", "mv", "einsum", "conv1d", "conv2d"}
 _LIMITS = {"maximum", "clamp"}
 _FILLS = {"where", "masked_fill"}
@@ -259,6 +260,9 @@ def summed_first(trace):
         elif run.is_product and run.output.dtype == float16 and run.spoilt:
             if _averages(trace, run):
                 found.append(run)
+        elif run.op in _SCATTERED and run.output.dtype == float16 and run.spoilt:
+            if feeds(trace, run, ("div",)):  # by how many each place was given
+                found.append(run)
     return [run for run in found if trace.trains(run) and not (_squared(run) and _rooted(trace, run))]
 
 
@@ -275,15 +279,23 @@ def _count(run):
 
 
 def _averages(trace, run):
-    """Whether a product with ones adds up as many values as it is divided by afterwards."""
-    by_ones = any(v.largest == 1 and not v.recorded for v in run.tensors)
-    inner = run.tensors[0].shape[-1:]
-    while by_ones and run is not None:
+    """Whether a product with ones, or an einsum of one tensor, adds up as many values as it is divided by afterwards."""
+    terms = _summed(run)
+    sums = len(run.tensors) == 1 or any(v.largest == 1 and not v.recorded for v in run.tensors)
+    while sums and run is not None:
         divided = feeds(trace, run, ("div",))
         if divided is not None:
-            return inner == tuple(divided.constants)
+            return divided.constants == [terms]
         run = feeds(trace, run, ("reshape",))
     return False
+
+
+def _summed(run):
+    """How many values make one of a product with ones, of an einsum of one tensor, or at most of what is added by an index."""
+    first, last = run.tensors[0], run.tensors[-1]
+    if run.op in _SCATTERED:
+        return last.shape[0]
+    return first.size // max(run.output.size, 1) if first is last else first.shape[-1]
 
 
 def _terms(run):
@@ -304,14 +316,14 @@ def mean_of_too_many(trace):
     if runs:
         run = next((r for r in runs if r.spoilt), runs[0])
         count = int(_count(run))
-        terms = count or (run.tensors[0].shape[-1] if run.is_product else _terms(run))
+        terms = count or (_summed(run) if run.is_product or run.op in _SCATTERED else _terms(run))
         say, what = error, f"{'it' if count else 'the sum'} is infinite from 65520 on"
         if run.spoilt is None and math.isfinite(run.output.largest):
             say = warning
             what = f"it is {run.output.largest:.3g} here, and infinite where their average reaches {65520 / terms:.2g}"
         first = "divides by that number in float16" if count else "sums them up in float16 first"
         return say(
-            f"A mean by hand over {terms} values {first}: {what}.",
+            f"A mean by hand over {'up to ' if run.op in _SCATTERED else ''}{terms} values {first}: {what}.",
             run.line,
             "x.mean()   # adds up in float32; or x.float().sum() / n, with n a Python number",
             at=beginning(run),
