@@ -1219,6 +1219,55 @@ def a_table_updated_by_hand_with_the_scale_taken_out():
     return T().parts()
 
 
+@broken("clip_value_hides_overflow")
+def gradients_healed_in_hooks_before_any_is_ill():
+    class T(Trainer):
+        init_scale = 2.0**10
+
+        def __init__(self):
+            super().__init__()
+            for p in self.model.parameters():
+                p.register_hook(lambda g: g.nan_to_num(0.0, 1e4, -1e4))  # the fault
+
+    return T().parts()
+
+
+class Heals(Trainer):
+    init_scale = 2.0**10
+
+    def heal(self):
+        for p in self.model.parameters():
+            p.grad = minamp.where(minamp.isfinite(p.grad), p.grad, minamp.zeros_like(p.grad))
+
+
+@broken("clip_value_hides_overflow")
+def gradients_healed_before_the_step():
+    class T(Heals):
+        def before_step(self):
+            self.heal()  # the fault
+
+    return T().parts()
+
+
+@healthy
+def gradients_healed_once_the_scaler_has_seen_them():
+    class T(Heals):
+        def before_step(self):
+            self.scaler.unscale_(self.optimizer)
+            self.heal()
+
+    return T().parts()
+
+
+@healthy
+def a_norm_of_healed_gradients_for_a_log():
+    class T(Trainer):
+        def before_step(self):
+            self.norms = [p.grad.nan_to_num().norm().item() for p in self.model.parameters()]
+
+    return T().parts()
+
+
 REPAIRS = {
     "a_closure_given_to_the_optimizer": "closure(); scaler.step(optimizer); scaler.update()",
     "a_network_that_switches_its_region_off": "# without this autocast(enabled=False)",

@@ -3,7 +3,16 @@
 import math
 from dataclasses import replace
 
-from minamp.clinic.rules.base import asked_once, counted, error, largest_of, rule, scale_of, unscale_refused
+from minamp.clinic.rules.base import (
+    asked_once,
+    counted,
+    error,
+    largest_of,
+    rule,
+    scale_of,
+    unscale_refused,
+    warning,
+)
 from minamp.clinic.rules.gradients import allowed_scale
 from minamp.clinic.trace import Call
 
@@ -11,6 +20,7 @@ _READS = {"vector_norm", "norm", "pow", "square", "abs", "amax", "max", "mul"}
 _CLAMPS = {"clamp", "minimum", "maximum"}
 _REPLACES = {"where", "masked_fill", "nan_to_num"}
 _LIMITS = _CLAMPS | _REPLACES
+_ASKS = {"isfinite", "isinf", "isnan"}
 _RIGHT = 2e-5  # how close clipping comes to the limit: float32's last digits, and 1e-6 / norm
 
 
@@ -291,19 +301,52 @@ def clip_value_hides_overflow(trace):
                 parameters=len(hidden),
                 largest_after=max(look.before[n].largest for n in hidden),
             )
+    for look in trace.calls("scaler.unscale_", "scaler.step"):
+        run = _would_hide(trace, look)
+        if run is not None:
+            return warning(
+                f"{run.op} takes inf and nan out of the gradients before the scaler looks for them: the scale grows until they "
+                "overflow, then such steps are taken and it never comes down.",
+                run.line,
+                "scaler.unscale_(optimizer)   # right after backward: it notes the overflow, and the step is skipped",
+                op=run.op,
+            )
+
+
+def _first_looked_at(trace, look):
+    """The backward whose gradients the scaler looks at here, and not before; None if it has seen them or did not scale them."""
+    optimizer = look.facts["optimizer"]
+    backward = trace.last_backward(look, trace.held_by(optimizer) or ())
+    if backward is None or not scale_of(backward)[1]:
+        return None
+    calls = (c for c in trace.calls("scaler.unscale_") if c.facts["optimizer"] == optimizer)
+    return None if any(backward.index < c.index < look.index for c in calls) else backward
+
+
+def _would_hide(trace, look):
+    """The op that makes finite numbers of infinite gradients, should there be some, before the scaler looks at them."""
+    backward, names = _first_looked_at(trace, look), trace.held_by(look.facts["optimizer"]) or ()
+    if backward is None:
+        return None
+    was, now = backward.after, look.before
+    written = {n for n in names if n in was and n in now and was[n].stamp != now[n].stamp}
+    for run in _runs_on_gradients(trace, backward, look):
+        if _heals(run) and any(v.gradient in written for v in run.inputs):
+            return run
+    shapes = {trace.parameters[n].shape for n in backward.written if n in names}
+    return next((r for r in _runs_in_hooks(trace, backward) if _heals(r) and r.output.shape in shapes), None)
+
+
+def _heals(run):
+    """Whether it puts numbers in the places of inf and nan."""
+    asks = run.op in _REPLACES and any(r.op in _ASKS for r in run.ancestors(limit=5))
+    return run.op == "nan_to_num" or asks
 
 
 def _replaced(trace, look):
     """Names of the gradients that are finite when the scaler first looks, and were not when backward had made them."""
-    optimizer = look.facts["optimizer"]
-    names = trace.held_by(optimizer) or ()
-    backward = trace.last_backward(look, names)
-    if backward is None or not scale_of(backward)[1]:
-        return []
-    if any(
-        backward.index < c.index < look.index and c.facts["optimizer"] == optimizer
-        for c in trace.calls("scaler.unscale_")
-    ):
+    backward, names = _first_looked_at(trace, look), trace.held_by(look.facts["optimizer"]) or ()
+    if backward is None:
         return []
     was, now = backward.after, look.before
     return [
