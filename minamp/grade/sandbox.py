@@ -109,6 +109,11 @@ class Sandbox:
 
 
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "LANG": "C.UTF-8"}
+# Products as on the grader's side: other kernels give other last digits, which float16 rounds to other halves. A right answer
+# lost 3 points that way, for 1 seed in 80.
+ENVIRONMENT |= {
+    name: os.environ[name] for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE") if name in os.environ
+}
 
 
 def _numpy():
