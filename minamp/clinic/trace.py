@@ -157,9 +157,7 @@ class Trace:
     events: list = field(default_factory=list)
     ops: list = field(default_factory=list)  # of the events, the OpRuns
     _calls: dict = field(default_factory=lambda: defaultdict(list))  # and the Calls, by name
-    _asked: dict = field(
-        default_factory=dict
-    )  # names -> (number of events there were, the Calls of those names)
+    _asked: dict = field(default_factory=dict)  # names -> the Calls of those names until now
     parameters: dict = field(default_factory=dict)  # name -> Parameter
     # (name, number of bad values) of the running statistics that hold inf or nan for good
     batch_norms: list = field(default_factory=list)
@@ -188,14 +186,15 @@ class Trace:
             self.ops.append(event)
         else:
             self._calls[event.name].append(event)
+            self._asked.clear()
 
     def calls(self, *names):
         """The Calls of that name or those names until now, in their order: the rules ask 90 times, mostly the same."""
-        count, found = self._asked.get(names, (None, ()))
-        if count != len(self.events):
+        found = self._asked.get(names)
+        if found is None:
             found = itertools.chain(*(self._calls[n] for n in names if n in self._calls))
             found = tuple(found if len(names) == 1 else sorted(found, key=lambda c: c.index))
-            self._asked[names] = len(self.events), found
+            self._asked[names] = found
         return found
 
     def between(self, a, b):

@@ -289,8 +289,8 @@ def clip_value_hides_overflow(trace):
                 parameters=len(hidden),
                 largest_after=max(after[n].largest for n in hidden),
             )
-    for look in trace.calls("scaler.unscale_", "scaler.step"):
-        hidden = _replaced(trace, look)
+    for look, backward, names in _looks(trace):
+        hidden = _replaced(look, backward, names)
         if hidden:
             runs = _runs_on_gradients(trace, trace.last_backward(look, hidden), look)
             return error(
@@ -301,8 +301,8 @@ def clip_value_hides_overflow(trace):
                 parameters=len(hidden),
                 largest_after=max(look.before[n].largest for n in hidden),
             )
-    for look in trace.calls("scaler.unscale_", "scaler.step"):
-        run = _would_hide(trace, look)
+    for look, backward, names in _looks(trace):
+        run = _would_hide(trace, look, backward, names)
         if run is not None:
             return warning(
                 f"{run.op} takes inf and nan out of the gradients before the scaler looks for them: the scale grows until they "
@@ -313,21 +313,22 @@ def clip_value_hides_overflow(trace):
             )
 
 
-def _first_looked_at(trace, look):
-    """The backward whose gradients the scaler looks at here, and not before; None if it has seen them or did not scale them."""
-    optimizer = look.facts["optimizer"]
-    backward = trace.last_backward(look, trace.held_by(optimizer) or ())
-    if backward is None or not scale_of(backward)[1]:
-        return None
-    calls = (c for c in trace.calls("scaler.unscale_") if c.facts["optimizer"] == optimizer)
-    return None if any(backward.index < c.index < look.index for c in calls) else backward
+@asked_once
+def _looks(trace):
+    """(call, backward, names) where the scaler looks for the first time at gradients, of these names, that a backward scaled."""
+    unscales = trace.calls("scaler.unscale_")
+    for look in trace.calls("scaler.unscale_", "scaler.step"):
+        optimizer = look.facts["optimizer"]
+        names = trace.held_by(optimizer) or ()
+        backward = trace.last_backward(look, names)
+        if backward is not None and scale_of(backward)[1]:
+            mine = (c for c in unscales if c.facts["optimizer"] == optimizer)
+            if not any(backward.index < c.index < look.index for c in mine):
+                yield look, backward, names
 
 
-def _would_hide(trace, look):
+def _would_hide(trace, look, backward, names):
     """The op that makes finite numbers of infinite gradients, should there be some, before the scaler looks at them."""
-    backward, names = _first_looked_at(trace, look), trace.held_by(look.facts["optimizer"]) or ()
-    if backward is None:
-        return None
     was, now = backward.after, look.before
     written = {n for n in names if n in was and n in now and was[n].stamp != now[n].stamp}
     for run in _runs_on_gradients(trace, backward, look):
@@ -343,11 +344,8 @@ def _heals(run):
     return run.op == "nan_to_num" or asks
 
 
-def _replaced(trace, look):
+def _replaced(look, backward, names):
     """Names of the gradients that are finite when the scaler first looks, and were not when backward had made them."""
-    backward, names = _first_looked_at(trace, look), trace.held_by(look.facts["optimizer"]) or ()
-    if backward is None:
-        return []
     was, now = backward.after, look.before
     return [
         n
