@@ -30,6 +30,7 @@ from minamp.tensor import Tensor
 from minamp.utils.data import TensorDataset
 
 _KEYS = (str, int)
+_CONTAINERS = (collections.OrderedDict, dict, list, tuple, set, frozenset, collections.deque)
 _CALLED_BY_OTHERS = {"forward", "backward", "setup_context", "step"}  # methods that the library calls
 _WRAPPERS = (functools.cached_property, functools.partialmethod, functools.singledispatchmethod)
 # of the standard library, with what users put in
@@ -115,10 +116,9 @@ class Snapshot:
 
     def _mapping(self, path, x):
         self._dict(x)
-        values = [
-            (f"{path}[{k!r}]" if isinstance(k, _KEYS) else path, v) for k, v in x.items() if _way(type(v))
-        ]
-        keys = [(path, k) for k in x if type(k) is not str]
+        held = _own(type(x)).items(x)
+        values = [(f"{path}[{k!r}]" if isinstance(k, _KEYS) else path, v) for k, v in held if _way(type(v))]
+        keys = [(path, k) for k, _ in held if type(k) is not str]
         return [*values, *keys, *self._instance(path, x)]
 
     def _sequence(self, path, x):
@@ -126,18 +126,22 @@ class Snapshot:
         return [*self._members(path, x), *self._instance(path, x)]
 
     def _members(self, path, x):
-        return [(f"{path}[{i}]", v) for i, v in enumerate(x) if _way(type(v))]
+        return [(f"{path}[{i}]", v) for i, v in enumerate(_own(type(x)).__iter__(x)) if _way(type(v))]
 
     def _numbers(self, path, x):
         values = x[:]
         self._undo.append(lambda: x.__setitem__(slice(None), values))
         return []
 
+    def _memory(self, path, x):
+        return [(path, x.obj)]
+
     def _filled(self, path, x):
-        saved = list(x)
-        fill = x.update if isinstance(x, set) else x.extend
-        self._undo.append(lambda: (x.clear(), fill(saved)))
-        return [(path, v) for v in saved]
+        own = _own(type(x))
+        saved = list(own.__iter__(x))
+        fill = set.update if own is set else own.extend
+        self._undo.append(lambda: (own.clear(x), fill(x, saved)))
+        return [*((path, v) for v in saved), *self._instance(path, x)]
 
     def _older_generator(self, path, x):
         reading, writing = (
@@ -181,8 +185,12 @@ class Snapshot:
         return [(path, x._data), *inner, *((f"{path}.hook", hook) for hook in hooks)]
 
     def _array(self, path, x):
-        if isinstance(x, np.ndarray) and (not x.flags.writeable or x.dtype.hasobject):
+        if isinstance(x, np.ndarray) and not x.flags.writeable:
             return []
+        if isinstance(x, np.ndarray) and x.dtype.hasobject:
+            members = x.copy()
+            self._undo.append(lambda: x.__setitem__(Ellipsis, members))
+            return [(path, v) for v in members.ravel().tolist()]
         copy = self._copy(x)
         self.arrays.append((path, x, copy))
         self._undo.append(lambda: x.__setitem__(Ellipsis, copy))
@@ -276,22 +284,27 @@ class Snapshot:
         self._undo.append(lambda: d.__setitem__(name, value))
 
     def _dict(self, d):
-        if not d:
-            self._undo.append(d.clear)
+        own = _own(type(d))
+        if not own.__len__(d):
+            self._undo.append(lambda: own.clear(d))
             return
-        keys, values = list(d), list(d.values())
+        keys, values = list(own.keys(d)), list(own.values(d))
 
         def undo():
             # by identity: == of tensors is elementwise
-            if len(d) != len(keys) or not (all(map(is_, d, keys)) and all(map(is_, d.values(), values))):
-                d.clear()
-                d.update(zip(keys, values, strict=True))
+            now = own.keys(d), own.values(d)
+            if len(now[0]) != len(keys) or not (
+                all(map(is_, now[0], keys)) and all(map(is_, now[1], values))
+            ):
+                own.clear(d)
+                for key, value in zip(keys, values, strict=True):
+                    own.__setitem__(d, key, value)
 
         self._undo.append(undo)
 
     def _list(self, x):
-        saved = list(x)
-        self._undo.append(lambda: x.__setitem__(slice(None), saved))
+        saved = list.copy(x)
+        self._undo.append(lambda: list.__setitem__(x, slice(None), saved))
 
     def _observers(self):
         """But for those of other threads, which come and go meanwhile."""
@@ -333,6 +346,7 @@ _WAYS = (
     (np.ndarray, Snapshot._array),
     (list, Snapshot._sequence),
     ((bytearray, array.array), Snapshot._numbers),
+    (memoryview, Snapshot._memory),
     ((set, collections.deque), Snapshot._filled),
     ((tuple, frozenset), Snapshot._members),
     (np.random.Generator, Snapshot._generator),
@@ -348,6 +362,12 @@ _WAYS = (
 def _way(kind):
     """The method of Snapshot that takes objects of a class, None for what is not looked at."""
     return next((way for kinds, way in _WAYS if issubclass(kind, kinds)), Snapshot._instance)
+
+
+@functools.cache
+def _own(kind):
+    """The container class whose methods only read and write: those of a class derived from it may do more, as Counter's do."""
+    return next(base for base in _CONTAINERS if issubclass(kind, base))
 
 
 def _held(x, name):
