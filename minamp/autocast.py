@@ -250,13 +250,21 @@ def custom_fwd(fwd=None, *, device_type, cast_inputs=None):
 
 
 def custom_bwd(bwd=None, *, device_type):
-    """Decorator for the backward of an autograd.Function: it runs under the autocast state its forward's body had."""
+    """Decorator for the backward of an autograd.Function: it runs under the autocast state its forward's body had.
+
+    AttributeError, when backward runs, without custom_fwd on a forward(ctx, ...).
+    """
     _check_device_type("custom_bwd", device_type)
     if bwd is None:
         return functools.partial(custom_bwd, device_type=device_type)
 
     @functools.wraps(bwd)
     def backward(ctx, *args, **kwargs):
+        if not hasattr(ctx, "_autocast_enabled"):
+            raise AttributeError(
+                "custom_bwd: ctx has no _autocast_enabled, which custom_fwd notes there: put "
+                f"@custom_fwd(device_type={device_type!r}) on forward(ctx, ...); a forward beside setup_context is given no ctx"
+            )
         with autocast(enabled=ctx._autocast_enabled, dtype=ctx._autocast_dtype):
             return bwd(ctx, *args, **kwargs)
 

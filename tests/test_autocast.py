@@ -409,6 +409,15 @@ def test_A23_custom_function_with_cast_inputs():
     assert nested(Ctx(), a, (0, {0: b})) == (float16, float16)
 
 
+def test_custom_bwd_without_custom_fwd_says_where_that_belongs():
+    undecorated = make_function(lambda forward: forward, minamp.custom_bwd(device_type="cuda"), {})
+    a, b = rand(2, 3, grad=True), rand(3, 2, grad=True)
+    repair = r"put @custom_fwd\(device_type='cuda'\) on forward\(ctx, ...\)"
+    with pytest.raises(AttributeError, match=f"^custom_bwd: ctx has no _autocast_enabled.*{repair}"):
+        undecorated(a, b).sum().backward()
+    assert a.grad is None and b.grad is None
+
+
 def test_custom_fwd_needs_a_device_type():
     with pytest.raises(TypeError):
         minamp.custom_fwd(lambda ctx, x: x)
