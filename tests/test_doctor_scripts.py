@@ -2022,6 +2022,21 @@ def test_a_scale_far_too_high_is_not_said_to_be_innocent():
     assert f"{skipped} steps are skipped" in found.what
 
 
+def test_a_backoff_factor_near_one_is_what_is_to_be_changed():
+    class T(Trainer):
+        def make_scaler(self):
+            return GradScaler(init_scale=2.0**20, backoff_factor=0.95)
+
+    found = first(lambda: T().parts())
+    assert found.repair.startswith("scaler = GradScaler(backoff_factor=0.5)")
+    minamp.manual_seed(0)
+    t, skipped = T(), 0
+    while t.scaler.get_scale() > found.evidence["largest_allowed"]:
+        t.train_step()
+        skipped += 1
+    assert f"comes down slowly: {skipped} steps are skipped" in found.what
+
+
 def test_advice_where_the_forward_leaves_float16():
     """Of a float32 loop, of which nothing has overflowed yet."""
     model, x = mlp(4, 8, 4), 1e5 * minamp.randn(16, 4)

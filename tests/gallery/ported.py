@@ -771,6 +771,15 @@ def a_ceiling_below_what_the_gradients_need():
     return T().parts()
 
 
+@broken("scale_pinned")
+def a_scale_that_comes_down_by_a_tenth_of_a_percent():
+    class T(Trainer):
+        def make_scaler(self):
+            return GradScaler(init_scale=2.0**20, backoff_factor=0.999)
+
+    return T().parts()
+
+
 @broken("scaler_not_saved")
 def the_scale_is_logged_and_nothing_of_it_saved():
     class T(Trainer):

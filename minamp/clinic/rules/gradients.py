@@ -8,7 +8,8 @@ from minamp.clinic.rules.base import error, reads_ill_statistics, rule, scale_of
 FLUSHED = 0.1  # of all non-zero gradients; a healthy run at 2^16 stays below 0.04
 FLUSHED_OF_ONE = 0.5  # of one parameter's
 FALLS = 2  # skipped steps in a row
-STARTING = 12  # powers of two that a scale may start too high: 2^24 where 2^12 would do
+# Steps that may be skipped at first; at the usual backoff of 0.5 also the powers of two that a scale may start too high.
+STARTING = 12
 
 
 def _scale(trace):
@@ -118,19 +119,29 @@ def _starts_again(trace):
 def _starts_too_high(trace):
     fall = next((u for u in _updates(trace) if _skipped(trace, u)), None)
     excess = _excess(trace, fall) if fall else math.nan
-    if excess > STARTING and trace.reference.ceiling:
-        was, better = fall.facts["scale"], trace.reference.rescue()
-        skips = math.ceil(excess / math.log2(was / fall.facts["scale_after"]))
-        fits = trace.reference.flushed(better) <= USUAL_SHARE
-        return warning(
-            f"The scale, {was:g}, is far above what the gradients allow: {skips} steps are skipped while it comes down.",
-            fall.line,
-            f"scaler = GradScaler(init_scale=2.0**{math.log2(better):.0f})"
-            if fits
-            else "with autocast(dtype=minamp.bfloat16): ...   # no scale fits float16's range to these gradients",
-            scale=was,
-            **_room(trace),
+    if not excess > 0 or not trace.reference.ceiling:
+        return None
+    was, better = fall.facts["scale"], trace.reference.rescue()
+    fallen = math.log2(was / fall.facts["scale_after"])
+    skips = math.ceil(excess / fallen) if fallen > 0 else 0
+    if skips <= STARTING:
+        return None
+    repair = f"scaler = GradScaler(init_scale=2.0**{math.log2(better):.0f})"
+    if excess <= STARTING:
+        repair = "scaler = GradScaler(backoff_factor=0.5)   # the default: one skip in place of many"
+    elif trace.reference.flushed(better) > USUAL_SHARE:
+        repair = (
+            "with autocast(dtype=minamp.bfloat16): ...   # no scale fits float16's range to these gradients"
         )
+    return warning(
+        f"The scale, {was:g}, is above what the gradients allow and comes down slowly: {skips} steps are skipped until then."
+        if excess <= STARTING
+        else f"The scale, {was:g}, is far above what the gradients allow: {skips} steps are skipped while it comes down.",
+        fall.line,
+        repair,
+        scale=was,
+        **_room(trace),
+    )
 
 
 def _falls_in_vain(trace):
