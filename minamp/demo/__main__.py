@@ -76,7 +76,7 @@ def parse(argv):
         "story",
         nargs="?",
         choices=["detector", "mpi"],
-        help="another story. detector: its loss turned NaN, twelve variants (about 25 minutes; 60 s with --quick). "
+        help="another story. detector: its loss turned NaN, twelve variants (about 10 minutes; 12 s with --quick). "
         "mpi: one training on two processes (12 s)",
     )
     parser.add_argument(
