@@ -130,6 +130,7 @@ def _noted(step, patient, before, in_float32):
             _go_on_in_float32(step, trace, patient, patient.scale / scale)
         elif trace.error is None:
             _observe(step, calls)
+    trace.versions = patient.versions
     trace.batch_norms = patient.still_ill(statistics)
     trace.scalers_made = {c.owner for c in trace.calls("scaler.scale") if before.reached(c.owner) is None}
     trace.half_state = patient.half_state(before)
@@ -138,16 +139,17 @@ def _noted(step, patient, before, in_float32):
 
 
 def _observe(step, calls):
-    """Run the step and note its ops; an exception becomes a fact."""
+    """Run the step and note its ops and what it has done by hand; an exception becomes a fact."""
+    trace = calls.trace
     with Ops(calls):
         try:
             step()
         except Exception as error:
-            calls.trace.error = error_of(error)
-            return
-    calls.trace.lost_by_hand = calls.by_hand()
+            trace.error = error_of(error)
+    if trace.error is None:  # what an unfinished step has not written is not lost
+        trace.lost_by_hand = calls.by_hand()
     # those of the first call, before momentum has built up
-    calls.trace.descents = {**calls.descents(), **calls.trace.descents}
+    trace.descents = {**calls.descents(), **trace.descents}
 
 
 def _go_on_in_float32(step, trace, patient, grown):

@@ -138,7 +138,7 @@ class Calls(listen):
             if name == "grad":
                 names = [self.patient.names.get(id(x)) for x in listed(arguments["inputs"])]
                 return {**facts, "inputs": names}
-            return {**facts, "versions": {n: p._version[0] for n, p in self.patient.parameters.items()}}
+            return {**facts, "versions": self.patient.versions}
         if name == "optimizer.step":
             kind = type(owner).__name__ if type(owner).__module__ == optim.__name__ else "SGD"
             rates = [float(g["lr"]) for g in owner.param_groups] if isinstance(owner, optim.SGD) else []

@@ -90,6 +90,11 @@ class Patient:
         """Whether no parameter holds inf or nan now."""
         return all(math.isfinite(largest(p._data)) for p in self.parameters.values())
 
+    @property
+    def versions(self):
+        """name -> how often the parameter has been written until now."""
+        return {name: p._version[0] for name, p in self.parameters.items()}
+
     def kept(self, before):
         """Whether all parameters are now what they were `before`."""
         return all(before.kept(p._data) for p in self.parameters.values())

@@ -168,6 +168,7 @@ class Trace:
     # dtypes of the matmuls and convolutions that gradients came through
     pulled: set = field(default_factory=set)
     spoils: bool = False  # whether a parameter holds inf or nan after the first call
+    versions: dict = field(default_factory=dict)  # parameter name -> how often it had been written at the end
     # names of the half weights that the user keeps in a wider format as well
     masters: set = field(default_factory=set)
     # name -> (rate, cosine) of what changed the weights without an optimizer
@@ -260,8 +261,10 @@ class Trace:
 
     @property
     def unheld(self):
-        """The names of the parameters that no optimizer holds."""
-        return {n for n, p in self.parameters.items() if not p.optimizers}
+        """The names of the parameters that no optimizer holds that the step uses, but to clear gradients."""
+        asked = {c.facts["optimizer"] for c in self.calls("scaler.step", "scaler.unscale_")}
+        used = asked.union(c.owner for c in self.calls("optimizer.step"))
+        return {n for n, p in self.parameters.items() if used.isdisjoint(p.optimizers)}
 
     def last_backward(self, before, names=None):
         """The last backward before an event, of those that wrote the gradient of one of `names`."""

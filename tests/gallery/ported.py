@@ -771,6 +771,106 @@ def a_ceiling_below_what_the_gradients_need():
     return T().parts()
 
 
+@broken("raw_optimizer_step")
+def weights_moved_by_hand_that_an_optimizer_only_clears():
+    class T(Trainer):
+        def train_step(self):
+            self.optimizer.zero_grad()
+            self.scaler.scale(self.forward()).backward()
+            with minamp.no_grad():
+                for p in self.model.parameters():
+                    p -= 0.05 * p.grad
+
+    return T().parts()
+
+
+@broken("raw_optimizer_step")
+def weights_moved_by_hand_before_the_update_that_is_refused():
+    class T(Trainer):
+        def train_step(self):
+            self.model.zero_grad()
+            self.scaler.scale(self.forward()).backward()
+            for p in self.model.parameters():
+                p.detach().numpy()[...] -= 0.05 * p.grad.numpy()
+            self.scaler.update()
+
+    return dict(T().parts(), optimizer=None)
+
+
+@healthy
+def weights_moved_by_hand_that_an_optimizer_clears_and_unscales():
+    class T(Trainer):
+        def train_step(self):
+            self.optimizer.zero_grad()
+            self.scaler.scale(self.forward()).backward()
+            self.scaler.unscale_(self.optimizer)
+            grads = [p.grad for p in self.model.parameters()]
+            with minamp.no_grad():
+                for p, g in zip(self.model.parameters(), grads, strict=True):
+                    if all(minamp.isfinite(g).all() for g in grads):
+                        p -= 0.05 * g
+            self.scaler.update()
+
+    return T().parts()
+
+
+@broken("scaler_rebuilt")
+def a_new_scaler_for_the_loss_and_the_old_one_for_the_step():
+    class T(Trainer):
+        def train_step(self):
+            self.optimizer.zero_grad()
+            GradScaler().scale(self.forward()).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+
+    return T().parts()
+
+
+class Product(Function):
+    """A layer without a bias, forward and backward by hand."""
+
+    @staticmethod
+    @minamp.custom_fwd(device_type="cuda")
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    @minamp.custom_bwd(device_type="cuda")
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return g @ w.mT, x.mT @ g
+
+
+class OwnLayers(Trainer):
+    def __init__(self):
+        super().__init__()
+        sizes = self.x.shape[1], 10
+        self.model = nn.ParameterList([nn.Parameter(0.1 * minamp.randn(n, 10)) for n in sizes])
+        self.optimizer = optim.SGD(self.model.parameters(), lr=0.05)
+
+    def forward(self):
+        with autocast(enabled=self.enabled):
+            z = Product.apply(Product.apply(self.x, self.model[0]).relu(), self.model[1])
+        return F.cross_entropy(z.float(), self.y)
+
+
+@broken("autocast_covers_nothing")
+def layers_of_ones_own_outside_every_region():
+    class T(OwnLayers):
+        enabled = False
+
+    return T().parts()
+
+
+@healthy
+def layers_of_ones_own_in_a_region():
+    class T(OwnLayers):
+        enabled = True
+
+    return T().parts()
+
+
 @broken("scale_pinned")
 def a_scale_that_comes_down_by_a_tenth_of_a_percent():
     class T(Trainer):

@@ -46,7 +46,7 @@ def still_scaled(trace, backward, event, scale, names):
     left = {n: g for n, g in backward.written.items() if n in names}
     for call in trace.calls("scaler.unscale_"):
         if backward.index < call.index < event.index:
-            if all(n in trace.unheld for n in left):
+            if left.keys() <= trace.unheld:
                 return False
             seen = trace.held_by(call.facts["optimizer"]) or ()
             left = {n: g for n, g in left.items() if n not in seen}

@@ -100,14 +100,15 @@ def _decides(trace, step, names):
 def _raw_descent(trace):
     """(line, rate, scale) of an update by hand whose rate multiplies gradients that are still scaled, to TOO_FAR and more."""
     made, backwards = trace.calls("backward", "grad"), trace.calls("backward")
-    if len(made) < 2:
+    if not made:
         return None
-    was, now = (c.facts["versions"] for c in (backwards[0], backwards[-1])) if backwards else ({}, {})
-    for run in trace.ops if backwards else ():
+    was, now = backwards[0].facts["versions"] if backwards else {}, trace.versions
+    written = {n for n in trace.unheld if n in was and was[n] != now[n]}
+    for run in trace.ops if written else ():
         rates = [abs(c) for c in (*run.constants, run.attrs.get("alpha", 1)) if 0 < abs(c) < 1]
         for v in run.inputs if rates else ():
             backward = trace.last_backward(run, [v.gradient])
-            if backward is None or v.gradient not in trace.unheld or was[v.gradient] == now[v.gradient]:
+            if backward is None or v.gradient not in written:
                 continue
             scale, by_scaler = scale_of(backward)
             if by_scaler and v.largest == backward.after[v.gradient].largest and rates[0] * scale > TOO_FAR:
@@ -373,7 +374,7 @@ def zero_grad_missing(trace):
         was, now = first.facts["versions"], second.facts["versions"]
         kept = _nonzero(second.before) & first.after.keys() & second.written.keys()
         used = _gradients_used(trace, first, second)
-        stale = sorted(n for n in kept & used if n in trace.unheld and was[n] != now[n])
+        stale = sorted(n for n in kept & used & trace.unheld if was[n] != now[n])
         if stale:
             return error(
                 f"The gradients of {counted(len(stale))} are not cleared after the weights were changed by them: every "
@@ -406,6 +407,15 @@ def scaler_rebuilt(trace):
             "scaler = GradScaler()   # once, before the loop",
             scalers_made=len(built),
             scale=float(built[0].facts["scale"]),
+        )
+    new = [c for c in trace.calls("scaler.scale") if c.owner in trace.scalers_made]
+    if new and trace.fails_with("AssertionError", "the scale is not there yet"):
+        return error(
+            "The loss is scaled by a GradScaler that the step has made, and another one, which has scaled nothing, is asked for "
+            "the step.",
+            new[-1].line,
+            "scaler = GradScaler()   # once, before the loop, and the same one for scale, step and update",
+            scalers_made=len({c.owner for c in new}),
         )
     for first, second in pairwise(trace.calls("scaler.update")):
         states = _states(first, second)

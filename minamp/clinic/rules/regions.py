@@ -23,9 +23,10 @@ def backward_in_autocast(trace):
 @rule
 def autocast_covers_nothing(trace):
     regions = [c for c in trace.calls("autocast") if c.facts["enabled"]]
-    products = [run for run in trace.ops if run.is_product and run.output.recorded]
+    made = [run for run in trace.ops if run.is_product]
+    products = [run for run in made if run.output.recorded or _is_of_function_outside(run)]
     single = [run for run in products if run.output.dtype in (float32, float64)]
-    covered = any(run.region is not None for run in trace.ops if run.is_product and not run.output.recorded)
+    covered = any(run.region is not None for run in made if run not in products)
     if regions and covered and not trace.scaled:
         return None  # a float32 training whose validation is half on purpose
     if regions and not products and trace.pulled == {float32}:
@@ -63,6 +64,14 @@ def autocast_covers_nothing(trace):
         wide_products=len(single),
         half_products=0,
     )
+
+
+def _is_of_function_outside(run):
+    """Whether an op runs in an autograd.Function that was called outside every region; inside, cast_inputs may want float32."""
+    call = run.within
+    while call is not None and call.name != "Function.apply":
+        call = call.within
+    return call is not None and call.region is None
 
 
 def _knows_autocast(function):
