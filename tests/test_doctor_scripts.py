@@ -2007,6 +2007,17 @@ def test_a_finite_sum_is_not_said_to_be_infinite():
     assert "infinite where their average reaches 0.66" in found.what
 
 
+def test_zero_over_zero_is_repaired_where_it_is_divided():
+    class T(Trainer):
+        def forward(self):
+            loss = super().forward()
+            return (loss * minamp.zeros(3)).sum() / minamp.zeros(3).sum()
+
+    found = first(lambda: T().parts())
+    assert (found.code, found.severity) == ("forward_overflow", "error")
+    assert "undefined" in found.what and found.repair.startswith("x / n.clamp(min=...)   # 0 / 0 is nan")
+
+
 def test_a_scale_far_too_high_is_not_said_to_be_innocent():
     class T(Trainer):
         def forward(self):

@@ -359,7 +359,9 @@ def forward_overflow(trace):
 
 
 def _repair(run):
-    """The line that repairs an overflow."""
+    """The line that repairs an overflow, or an op where it is not defined."""
+    if run.spoilt.kind == "nan" and run.op == "div":
+        return "x / n.clamp(min=...)   # 0 / 0 is nan: where the count or the size may be 0, keep the divisor above it"
     if run.output.half:
         return "with autocast(enabled=False): ...x.float()...   # this op in float32; or scale its input down"
     if run.op == "exp":
