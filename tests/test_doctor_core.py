@@ -17,6 +17,7 @@ import types
 
 import numpy as np
 import pytest
+from gallery import parts
 
 import minamp
 import minamp.nn.functional as F
@@ -456,6 +457,51 @@ def test_the_scale_of_every_backward_is_taken_out_of_its_gradients(fails):
     true = minamp.autograd.grad((z * z).mean(), [z, *head.parameters()])
     largest_of_one = max(abs(d.numpy()).max() for d in true)
     assert report.advice.numbers["largest_gradient"] == pytest.approx(largest_of_one, rel=1e-3)
+
+
+@pytest.mark.parametrize("covered", [True, False])
+def test_gradients_between_float32_tensors_are_no_matter_of_float16s_range(covered):
+    """Those of a sum are 1 and those of what half has made here a millionth of it."""
+    minamp.manual_seed(0)
+    model, x = parts.mlp(8, 16, 4), minamp.randn(32, 8)
+    optimizer, scaler = optim.SGD(model.parameters(), lr=0.0), GradScaler(init_scale=1.0)
+
+    def step():
+        optimizer.zero_grad()
+        with autocast(enabled=covered):
+            z = model(x)
+        scaler.scale((z.float() * 1e-6).abs().sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    numbers = minamp.doctor(step, model, optimizer, scaler).advice.numbers
+    if not covered:  # nothing is half: the advice is for a step in which all would be
+        assert numbers["largest_gradient"] == pytest.approx(1.0)
+        return
+    assert 0 < numbers["largest_gradient"] < 1e-4 and not numbers["bfloat16_would_do"]
+    skipped = []
+    for factor in (1.0, 8.0):  # the ceiling leaves room for a factor of 2 to 4
+        scaler.load_state_dict({**scaler.state_dict(), "scale": factor * numbers["ceiling"]})
+        step()
+        skipped.append(scaler.get_scale() < factor * numbers["ceiling"])
+    assert skipped == [False, True]
+
+
+def test_weights_at_which_nothing_arrives_are_named():
+    minamp.manual_seed(0)
+    model, x = parts.mlp(8, 16, 4), minamp.randn(32, 8)
+
+    def step():
+        model.zero_grad()
+        with autocast():
+            z = model(x)
+        (1e-9 * z.float().square().mean()).backward()
+
+    found = minamp.doctor(step, model)[0]
+    assert found.code == "gradients_flushed" and found.evidence["flushed_there"] == 1.0
+    assert "and nothing arrives at 0.weight, 0.bias, 2.weight and 1 more" in found.what
+    step()
+    assert all((p.grad == 0).all() for p in model.parameters())
 
 
 def counted_exponents(x, shift):

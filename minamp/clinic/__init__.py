@@ -170,7 +170,7 @@ def _in_float32(step, trace, patient, grown=1.0):
     factors = [factor if by_scaler or not some else None for factor, by_scaler in factors]
     scales = [1.0, *(factor and grown * factor for factor in factors or [patient.scale])]
     backwards = Backwards()
-    reference = Reference(patient.names, lambda: scales[min(backwards.count, len(scales) - 1)])
+    reference = Reference(patient.names, lambda: scales[min(backwards.count, len(scales) - 1)], trace.halves)
     with without_autocast(), reference, backwards:
         try:
             step()

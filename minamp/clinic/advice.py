@@ -37,17 +37,21 @@ class Reference(observe):
     """Context manager: the gradients and times of the ops that run inside.
 
     Exponents are counted without the loss scale, which `scale` (a function) tells during backward: None where none shall be.
+    first: of every forward in the step as it is, but casts, (op, whether it was given a half tensor, whether it made one). What
+    goes from a float32 tensor to another there is no matter of float16's range and left out; all counts where it is empty.
     """
 
-    def __init__(self, names, scale):
-        self.names, self.scale = names, scale
+    def __init__(self, names, scale, first=()):
+        self.names, self.scale, self.first = names, scale, first
         # parameter name -> how many values of its gradient have which exponent; None -> of the gradients on the way to them
         self.counts = defaultdict(lambda: np.zeros(HIGH - LOW))
         self.largest = 0.0  # the largest magnitude, inf or nan if there is one
         self.half = False  # whether some gradients were half all the same
         self.seconds = defaultdict(float)  # {'products', 'other'} -> seconds
         self.error = None  # the Error with which the step ended
+        self._place = -1
         self.ops = []  # the names of the forwards
+        self.places = {}  # Node -> the place of its op among those that are no casts
         self._since = time.perf_counter()
 
     def see(self, phase, op, inputs, output):
@@ -57,6 +61,10 @@ class Reference(observe):
             self._gradient(op, inputs, output)
         else:
             self.ops.append(op.name)
+            if op.name != "to":
+                self._place += 1
+                if output._node is not None:
+                    self.places[output._node] = self._place
         self._since = time.perf_counter()  # so that observing does not count
 
     def _gradient(self, op, inputs, output):
@@ -72,11 +80,27 @@ class Reference(observe):
         scale = self.scale()
         if scale is None:
             return
-        top = largest(array) / scale
+        top, counts = largest(array) / scale, self.counts[name]
+        if math.isfinite(top) and not self._was_half(node, edge):
+            return
         self.largest = top if math.isnan(top) else max(self.largest, top)
         if name and _is_noise(array, incoming):
             return
-        _count_exponents(self.counts[name], array, -math.log2(scale))
+        _count_exponents(counts, array, -math.log2(scale))
+
+    def _was_half(self, taker, maker):
+        """Whether what flows back from one Node to another was half in the step as it is; True where that is not known."""
+        (_, given, _), (_, _, made) = self._in_first(taker), self._in_first(maker)
+        return given or made and maker.op is not None
+
+    def _in_first(self, node):
+        place = self.places.get(node, len(self.first))
+        known = place < len(self.first) and node.op.name == self.first[place][0]
+        return self.first[place] if known else ("", True, True)
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self.places.clear()  # the facts stay, the record need not
 
     @property
     def sound(self):

@@ -217,6 +217,14 @@ class Trace:
         return calls[0] == calls[1] and first == [name for name in self.reference.ops if name != "to"]
 
     @property
+    def halves(self):
+        """(op, whether it was given a half tensor, whether it made one) of the first call's forwards but casts; () of no half."""
+        if not any(run.is_product and run.output.half and run.output.recorded for run in self.ops):
+            return ()
+        plain = [run for run in self.ops if run.step == 0 and run.op != "to"]
+        return [(run.op, any(v.half for v in run.tensors), run.output.half) for run in plain]
+
+    @property
     def loses(self):
         """Whether an update has left half weights as they were."""
         steps = (call.facts.get("lost", {}) for call in self.calls("optimizer.step"))

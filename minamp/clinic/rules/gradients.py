@@ -3,7 +3,7 @@
 import math
 
 from minamp.clinic.advice import CEILING, USUAL_SHARE
-from minamp.clinic.rules.base import error, reads_ill_statistics, rule, scale_of, warning
+from minamp.clinic.rules.base import error, reads_ill_statistics, rule, scale_of, short, warning
 
 FLUSHED = 0.1  # of all non-zero gradients; a healthy run at 2^16 stays below 0.04
 FLUSHED_OF_ONE = 0.5  # of one parameter's
@@ -32,20 +32,32 @@ def gradients_flushed(trace):
     if better < 4 * scale or run.flushed(better) > share / 2:
         return None  # no scale would help, or the scaler is nearly there
     there, where = "on the way to the weights, which learn from what is left", "the gradients of activations"
-    if shares[worst] > FLUSHED:
+    lost = _lost(trace)
+    if lost:
+        there, where = f"and nothing arrives at {short(lost)}", lost[0]
+    elif shares[worst] > FLUSHED:
         there, where = f"{shares[worst]:.0%} in {worst}: those weights learn from what is left", worst
     return warning(
         f"At a scale of {scale:g} float16 turns {share:.0%} of the non-zero gradients into 0, {there}.",
         where,
         f"scaler = GradScaler(init_scale=2.0**{math.log2(better):.0f})",
         flushed=share,
-        flushed_there=shares[worst],
+        flushed_there=1.0 if lost else shares[worst],
         scale=scale,
         better_scale=better,
         flushed_then=run.flushed(better),
         ceiling=run.ceiling,
         largest_gradient=run.largest,
     )
+
+
+def _lost(trace):
+    """The weights whose gradient was 0 altogether in the first call, and is not in float32."""
+    made, counts = [c for c in trace.calls("backward") if c.step == 0], trace.reference.counts
+    now = made[-1].after if made else {}
+    return [
+        n for n in trace.parameters if n in now and now[n].largest == 0 and n in counts and counts[n].any()
+    ]
 
 
 @rule
