@@ -499,7 +499,7 @@ def test_weights_at_which_nothing_arrives_are_named():
 
     found = minamp.doctor(step, model)[0]
     assert found.code == "gradients_flushed" and found.evidence["flushed_there"] == 1.0
-    assert "and nothing arrives at 0.weight, 0.bias, 2.weight and 1 more" in found.what
+    assert "and nothing arrives at 0.weight, 2.weight." in found.what
     step()
     assert all((p.grad == 0).all() for p in model.parameters())
 

@@ -52,12 +52,16 @@ def gradients_flushed(trace):
 
 
 def _lost(trace):
-    """The weights whose gradient was 0 altogether in the first call, and is not in float32."""
-    made, counts = [c for c in trace.calls("backward") if c.step == 0], trace.reference.counts
-    now = made[-1].after if made else {}
-    return [
-        n for n in trace.parameters if n in now and now[n].largest == 0 and n in counts and counts[n].any()
-    ]
+    """The weights whose gradient was 0 altogether in the first call, and is not in float32.
+
+    No biases: that of a difference of two scores is 0, but for float32's rounding.
+    """
+    counts, now = trace.reference.counts, {}
+    for backward in trace.calls("backward"):
+        if backward.step == 0:
+            now.update(backward.written)
+    weights = [n for n, p in trace.parameters.items() if len(p.shape) > 1 and n in now and n in counts]
+    return [n for n in weights if now[n].largest == 0 and counts[n].any()]
 
 
 @rule
