@@ -572,6 +572,7 @@ def test_largest_magnitude_by_bits(dtype):
             "doctor: optimizer must be an Optimizer or a list of them, got str: give optimizer=optimizer",
         ),
         ("scaler", 2.0, "doctor: scaler must be a GradScaler or None, got float: give scaler=scaler"),
+        ("scaler", [], "got list: give scaler=scaler; of several any one, the step leads to the others"),
     ],
 )
 def test_arguments_of_the_wrong_kind(argument, value, text):

@@ -37,7 +37,8 @@ class Patient:
                 )
         if scaler is not None and not callable(getattr(scaler, "scale", None)):
             raise TypeError(
-                f"doctor: scaler must be a GradScaler or None, got {type(scaler).__name__}: give scaler=scaler"
+                f"doctor: scaler must be a GradScaler or None, got {type(scaler).__name__}: give scaler=scaler; "
+                "of several any one, the step leads to the others"
             )
         self.parameters = {}  # name -> tensor
         for i, m in enumerate(self.models):
