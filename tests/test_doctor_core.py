@@ -30,7 +30,7 @@ from minamp.clinic.calls import Calls
 from minamp.clinic.patient import Patient
 from minamp.clinic.report import Advice, Finding, Report
 from minamp.clinic.rules.base import CODES, RULES
-from minamp.clinic.trace import Trace, largest
+from minamp.clinic.trace import Trace, alike, largest, magnitudes
 from minamp.record import observe, observers
 from minamp.restore import Snapshot
 
@@ -549,6 +549,17 @@ def test_a_loss_times_any_number_is_looked_at_to_the_end(factor):
 
 def test_every_code_has_one_rule():
     assert list(RULES) != [] and set(RULES) == set(CODES) and len(CODES) == 27
+
+
+@pytest.mark.parametrize("dtype", [float16, minamp.bfloat16])
+def test_halves_compared_by_bits_are_compared_by_value(dtype):
+    a = np.arange(65536).astype(np.uint16).view(dtype)
+    rng = np.random.default_rng(0)
+    for b in (a, -a, rng.permutation(a), np.where(rng.random(65536) < 0.5, a, dtype.type(-0.0))):
+        x, y = (h.astype(dtype).reshape(256, 256).T for h in (a, b))
+        with np.errstate(invalid="ignore"):
+            assert (alike(x, y) == (x == y)).all()
+    assert ((magnitudes(a) == 0) == (a == 0)).all()
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, minamp.bfloat16])

@@ -12,7 +12,7 @@ from minamp.announce import announced, listen
 from minamp.autocast import state as autocast_state
 from minamp.backends.errors import user_line
 from minamp.clinic.patient import listed
-from minamp.clinic.trace import Call, Gradient, Value, largest, length
+from minamp.clinic.trace import Call, Gradient, Value, alike, largest, length
 from minamp.formats import widen
 from minamp.optimizer import Optimizer
 from minamp.quiet import quiet
@@ -255,5 +255,5 @@ def _lost(weights):
     for name, (p, before, moving, _) in weights.items():
         count = int(np.count_nonzero(moving))
         if count:
-            found[name] = (count, int(np.count_nonzero(moving & (backends.host(p._data) == before))))
+            found[name] = (count, int(np.count_nonzero(moving & alike(p._data, before))))
     return found

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from minamp import backends, optim
-from minamp.clinic.trace import Parameter, largest, state_shapes
+from minamp.clinic.trace import Parameter, largest, magnitudes, state_shapes
 from minamp.formats import cast, float32, float64, is_floating, is_half, widen
 from minamp.nn.module import Module
 from minamp.tensor import Tensor
@@ -121,8 +121,9 @@ class Patient:
             wanted = optimizer in holders if optimizer is not None else not holders
             g = p.grad if gradients is None else gradients.get(name)
             if wanted and rule == "nearest" and is_half(p.dtype) and g is not None:
-                moving = backends.host(g._data) != 0
-                found[name] = (p, backends.host(p._data).copy(), moving, p._version[0])
+                weight, gradient = backends.host(p._data).copy(), backends.host(g._data)
+                moving = magnitudes(gradient) != 0 if is_half(gradient.dtype) else gradient != 0
+                found[name] = (p, weight, moving, p._version[0])
         return found
 
     def unheld(self, gradients):

@@ -312,11 +312,25 @@ def state_shapes(parameters):
 _MAGNITUDE = np.array(0x7FFF, np.int16)  # all bits of a half but the sign
 
 
+def magnitudes(half):
+    """Half values without their sign, as int16: in the order of the values, 0 for 0, above all others those of inf and nan.
+
+    NumPy compares integers 60 times faster than halves.
+    """
+    return backends.host(half).view(np.int16) & _MAGNITUDE
+
+
+def alike(a, b):
+    """Where two half arrays of one dtype hold the same number; a nan is none."""
+    x, y = (backends.host(half).view(np.int16) for half in (a, b))
+    zeros = magnitudes(x | y) == 0  # 0 and -0
+    return (x == y) & (magnitudes(a) <= magnitudes(np.array(np.inf, a.dtype))) | zeros
+
+
 def largest(array):
     """The largest magnitude in an array: inf if there is one, nan if there is one; 0.0 for an empty or whole-number array.
 
-    Without its sign bit a half is ordered like the integer with its bits, inf and nan on top, which NumPy compares 60 times
-    faster. 1 us for a few values, 4 for 50,000.
+    1 us for a few values, 4 for 50,000.
     """
     array = backends.host(array)
     if not array.size:
@@ -327,7 +341,7 @@ def largest(array):
             max(flat.item(flat.argmax()), -flat.item(flat.argmin()))
         )  # argmax finds nan before all else
     if is_half(array.dtype):
-        return abs(float(flat[(flat.view(np.int16) & _MAGNITUDE).argmax()]))
+        return abs(float(flat[magnitudes(flat).argmax()]))
     return 0.0
 
 
