@@ -115,11 +115,11 @@ class Snapshot:
     # -- one object: remember what it holds, return what it leads to
 
     def _mapping(self, path, x):
-        self._dict(x)
-        held = _own(type(x)).items(x)
-        values = [(f"{path}[{k!r}]" if isinstance(k, _KEYS) else path, v) for k, v in held if _way(type(v))]
-        keys = [(path, k) for k, _ in held if type(k) is not str]
-        return [*values, *keys, *self._instance(path, x)]
+        keys, values = self._dict(x)
+        held = zip(keys, values, strict=True)
+        inner = [(f"{path}[{k!r}]" if isinstance(k, _KEYS) else path, v) for k, v in held if _way(type(v))]
+        inner += [(path, k) for k in keys if type(k) is not str]
+        return inner + self._instance(path, x)
 
     def _sequence(self, path, x):
         self._list(x)
@@ -284,15 +284,16 @@ class Snapshot:
         self._undo.append(lambda: d.__setitem__(name, value))
 
     def _dict(self, d):
+        """Returns its keys and values."""
         own = _own(type(d))
         if not own.__len__(d):
             self._undo.append(lambda: own.clear(d))
-            return
+            return (), ()
         keys, values = list(own.keys(d)), list(own.values(d))
 
         def undo():
-            # by identity: == of tensors is elementwise
             now = own.keys(d), own.values(d)
+            # by identity: == of tensors is elementwise
             if len(now[0]) != len(keys) or not (
                 all(map(is_, now[0], keys)) and all(map(is_, now[1], values))
             ):
@@ -301,6 +302,7 @@ class Snapshot:
                     own.__setitem__(d, key, value)
 
         self._undo.append(undo)
+        return keys, values
 
     def _list(self, x):
         saved = list.copy(x)

@@ -559,7 +559,7 @@ def test_halves_compared_by_bits_are_compared_by_value(dtype):
         x, y = (h.astype(dtype).reshape(256, 256).T for h in (a, b))
         with np.errstate(invalid="ignore"):
             assert (alike(x, y) == (x == y)).all()
-    assert ((magnitudes(a) == 0) == (a == 0)).all()
+            assert ((magnitudes(x) == 0) == (x == 0)).all()
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, minamp.bfloat16])

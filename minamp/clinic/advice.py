@@ -61,7 +61,7 @@ class Reference(observe):
             self._gradient(op, inputs, output)
         else:
             self.ops.append(op.name)
-            if op.name != "to":
+            if self.first and op.name != "to":
                 self._place += 1
                 if output._node is not None:
                     self.places[output._node] = self._place
@@ -81,7 +81,7 @@ class Reference(observe):
         if scale is None:
             return
         top, counts = largest(array) / scale, self.counts[name]
-        if math.isfinite(top) and not self._was_half(node, edge):
+        if self.first and math.isfinite(top) and not self._was_half(node, edge):
             return
         self.largest = top if math.isnan(top) else max(self.largest, top)
         if name and _is_noise(array, incoming):
