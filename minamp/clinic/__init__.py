@@ -84,14 +84,14 @@ def _examined(step, patient, before):
     if reference is None or unsound and not patient.kept(before):
         before.restore()
         trace.reference = _in_float32(step, trace, patient)
-    if rules.may_decide(trace):
+    if rules.may_decide(trace) or rules.may_hide(trace):
         before.restore()
-        trace.heedless = _heedless(step, trace, patient, before)
+        _overflow(step, trace, patient, before)
     return trace
 
 
-def _heedless(step, trace, patient, before):
-    """The ids of the optimizers that bring gradients that are not finite, as those of the largest scale are, into weights."""
+def _overflow(step, trace, patient, before):
+    """Run the step at a scale at which all gradients overflow; note in the trace who takes or hides them all the same."""
     for scaler in {c.owner: before.reached(c.owner) for c in trace.calls("scaler.scale")}.values():
         if isinstance(scaler, GradScaler):  # a user's class may have methods of its own
             GradScaler.load_state_dict(scaler, {**GradScaler.state_dict(scaler), "scale": 2.0**127})
@@ -108,7 +108,8 @@ def _heedless(step, trace, patient, before):
         pass  # it looks, and tries again or gives up
     steps = overflowing.calls("optimizer.step")
     heedless = {c.owner for c in steps if not all(math.isfinite(g.largest) for g in c.before.values())}
-    return heedless & {o for p in patient.describe().values() if not p.finite for o in p.optimizers}
+    trace.heedless = heedless & {o for p in patient.describe().values() if not p.finite for o in p.optimizers}
+    trace.healers = rules.healers(overflowing)
 
 
 class _Enough(BaseException):

@@ -175,6 +175,8 @@ class Trace:
     descents: dict = field(default_factory=dict)
     # ids of the optimizers that step on gradients that are not finite, where it had to be tried
     heedless: set = field(default_factory=set)
+    # and the ops that hide from the scaler that they are not
+    healers: list = field(default_factory=list)
     half_state: list = field(default_factory=list)  # (where, dtype) of second moments kept in half
     error: "Error | None" = None
     reference: object = None  # advice.Reference: the float32 run

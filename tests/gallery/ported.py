@@ -814,6 +814,76 @@ def weights_moved_by_hand_that_an_optimizer_clears_and_unscales():
     return T().parts()
 
 
+class Features(Trainer):
+    """All gradients of the weights come through what `passed` does to those of the features."""
+
+    def forward(self):
+        with autocast():
+            features = self.model[:-1](self.x)
+            features.register_hook(self.passed)
+            return F.cross_entropy(F.linear(features, self.model[-1].weight.detach()), self.y)
+
+
+@broken("clip_value_hides_overflow")
+def a_hook_on_features_that_heals():
+    class T(Features):
+        def passed(self, gradient):
+            return gradient.nan_to_num(0.0, 100.0, -100.0).clamp(-100.0, 100.0)
+
+    return T().parts()
+
+
+@healthy
+def a_hook_on_features_that_only_looks():
+    class T(Features):
+        def passed(self, gradient):
+            self.largest = gradient.nan_to_num(0.0).clamp(-100.0, 100.0).abs().max().item()
+
+    return T().parts()
+
+
+class Through(Function):
+    """relu; its backward keeps what is positive, as it should, or what is finite."""
+
+    @staticmethod
+    @minamp.custom_fwd(device_type="cuda")
+    def forward(ctx, x, heals):
+        y = x.relu()
+        ctx.save_for_backward(y)
+        ctx.heals = heals
+        return y
+
+    @staticmethod
+    @minamp.custom_bwd(device_type="cuda")
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        return minamp.where(minamp.isfinite(g) if ctx.heals else y > 0, g, minamp.zeros_like(g)), None
+
+
+class OwnActivation(Trainer):
+    def forward(self):
+        with autocast():
+            z = F.linear(self.x, self.model[0].weight)
+            z = Through.apply(z, self.heals)
+            return F.cross_entropy(F.linear(z, self.model[-1].weight.detach()), self.y)
+
+
+@broken("clip_value_hides_overflow")
+def an_activation_whose_backward_heals():
+    class T(OwnActivation):
+        heals = True
+
+    return T().parts()
+
+
+@healthy
+def an_activation_whose_backward_masks():
+    class T(OwnActivation):
+        heals = False
+
+    return T().parts()
+
+
 @broken("scaler_rebuilt")
 def a_new_scaler_for_the_loss_and_the_old_one_for_the_step():
     class T(Trainer):

@@ -5,8 +5,9 @@ from dataclasses import replace
 from minamp.clinic.report import ERROR
 from minamp.clinic.rules import clipping, gradients, order, overflow, regions, softmax, state, widening
 from minamp.clinic.rules.base import CODES, RULES
-from minamp.clinic.rules.gradients import skips_explained  # asked before there is anything to judge
-from minamp.clinic.rules.order import may_decide  # this one, too
+from minamp.clinic.rules.clipping import healers, may_hide  # asked before there is anything to judge
+from minamp.clinic.rules.gradients import skips_explained  # these, too
+from minamp.clinic.rules.order import may_decide
 
 _FORWARD = (
     "softmax_in_half",

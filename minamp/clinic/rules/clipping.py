@@ -20,6 +20,7 @@ _READS = {"vector_norm", "norm", "pow", "square", "abs", "amax", "max", "mul"}
 _CLAMPS = {"clamp", "minimum", "maximum"}
 _REPLACES = {"where", "masked_fill", "nan_to_num"}
 _LIMITS = _CLAMPS | _REPLACES
+_BOUNDS = _LIMITS | {"sign", "tanh", "sigmoid"}  # finite whatever they are given
 _ASKS = {"isfinite", "isinf", "isnan"}
 _RIGHT = 2e-5  # how close clipping comes to the limit: float32's last digits, and 1e-6 / norm
 
@@ -301,16 +302,35 @@ def clip_value_hides_overflow(trace):
                 parameters=len(hidden),
                 largest_after=max(look.before[n].largest for n in hidden),
             )
-    for look, backward, names in _looks(trace):
-        run = _would_hide(trace, look, backward, names)
+    found = (_would_hide(trace, look, backward, names) for look, backward, names in _looks(trace))
+    for run in (*found, *trace.healers):
         if run is not None:
             return warning(
                 f"{run.op} takes inf and nan out of the gradients before the scaler looks for them: the scale grows until they "
                 "overflow, then such steps are taken and it never comes down.",
                 run.line,
-                "scaler.unscale_(optimizer)   # right after backward: it notes the overflow, and the step is skipped",
+                f"# no {run.op} here: let inf and nan through, and limit after scaler.unscale_(optimizer) what shall be limited"
+                if run.inside("backward")
+                else "scaler.unscale_(optimizer)   # right after backward: it notes the overflow, and the step is skipped",
                 op=run.op,
             )
+
+
+def may_hide(trace):
+    """Whether an op inside a backward, of a hook or a Function, can make finite numbers of gradients that a scaler is to see."""
+    if not trace.scaled or not trace.in_float16 or trace.error is not None:
+        return False
+    return any(r.op in _BOUNDS and r.inside("backward") and not r.output.recorded for r in trace.ops)
+
+
+def healers(trace):
+    """Of a step whose gradients overflow: the ops inside a backward that make them finite, if no scaler.step skips."""
+    asked, steps = trace.calls("scaler.step"), trace.calls("optimizer.step")
+    if not asked or any(all(step.within is not call for step in steps) for call in asked):
+        return []
+    inside = [r for r in trace.ops if r.inside("backward") and r.op in _BOUNDS]
+    healed = [r for r in inside if math.isfinite(r.output.largest)]
+    return [r for r in healed if not all(math.isfinite(v.largest) for v in r.tensors)]
 
 
 @asked_once
