@@ -32,8 +32,9 @@ def doctor(step, model=None, optimizer=None, scaler=None):
     scale and formats.
 
     The step runs twice, as it is and in float32; three to five times where it raises or spoils a parameter, fails in float32,
-    steps an optimizer past the scaler (then once at a scale at which all gradients overflow), or the second call is not the
-    first again, as in turns. What happens in a later call only is not seen, nor what runs in other threads.
+    steps an optimizer past the scaler or bounds gradients inside a backward (then once at a scale at which all gradients
+    overflow), or the second call is not the first again, as in turns. What happens in a later call only is not seen, nor what
+    runs in other threads.
     Model, optimizer, scaler, gradients, random generators and all that the step reaches through its closure, its object and
     its globals are put back, also when it raises, and so is iter() of minamp's DataLoader over a Dataset, or a zip of such. What
     can't be put back: other iterators and generators (they are some batches further), files, prints. An error that the doctor
