@@ -51,7 +51,7 @@ class Reference(observe):
         self.error = None  # the Error with which the step ended
         self._place = -1
         self.ops = []  # the names of the forwards
-        self.places = {}  # Node -> the place of its op among those that are no casts
+        self.places = {}  # order of a Node -> the place of its op among those that are no casts
         self._since = time.perf_counter()
 
     def see(self, phase, op, inputs, output):
@@ -64,7 +64,7 @@ class Reference(observe):
             if self.first and op.name != "to":
                 self._place += 1
                 if output._node is not None:
-                    self.places[output._node] = self._place
+                    self.places[output._node.order] = self._place
         self._since = time.perf_counter()  # so that observing does not count
 
     def _gradient(self, op, inputs, output):
@@ -94,13 +94,9 @@ class Reference(observe):
         return given or made and maker.op is not None
 
     def _in_first(self, node):
-        place = self.places.get(node, len(self.first))
+        place = self.places.get(node.order, len(self.first))
         known = place < len(self.first) and node.op.name == self.first[place][0]
         return self.first[place] if known else ("", True, True)
-
-    def __exit__(self, *error):
-        super().__exit__(*error)
-        self.places.clear()  # the facts stay, the record need not
 
     @property
     def sound(self):
