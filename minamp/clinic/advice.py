@@ -49,9 +49,8 @@ class Reference(observe):
         self.half = False  # whether some gradients were half all the same
         self.seconds = defaultdict(float)  # {'products', 'other'} -> seconds
         self.error = None  # the Error with which the step ended
-        self._place = -1
         self.ops = []  # the names of the forwards
-        self.places = {}  # order of a Node -> the place of its op among those that are no casts
+        self._place, self._places = -1, {}  # of the last op that is no cast; by the order of its Node
         self._since = time.perf_counter()
 
     def see(self, phase, op, inputs, output):
@@ -64,7 +63,7 @@ class Reference(observe):
             if self.first and op.name != "to":
                 self._place += 1
                 if output._node is not None:
-                    self.places[output._node.order] = self._place
+                    self._places[output._node.order] = self._place
         self._since = time.perf_counter()  # so that observing does not count
 
     def _gradient(self, op, inputs, output):
@@ -94,7 +93,8 @@ class Reference(observe):
         return given or made and maker.op is not None
 
     def _in_first(self, node):
-        place = self.places.get(node.order, len(self.first))
+        """What `first` says of the op of a Node."""
+        place = self._places.get(node.order, len(self.first))
         known = place < len(self.first) and node.op.name == self.first[place][0]
         return self.first[place] if known else ("", True, True)
 

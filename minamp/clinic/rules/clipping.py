@@ -20,7 +20,7 @@ _READS = {"vector_norm", "norm", "pow", "square", "abs", "amax", "max", "mul"}
 _CLAMPS = {"clamp", "minimum", "maximum"}
 _REPLACES = {"where", "masked_fill", "nan_to_num"}
 _LIMITS = _CLAMPS | _REPLACES
-_BOUNDS = _LIMITS | {"sign", "tanh", "sigmoid"}  # finite whatever they are given
+_BOUNDS = _LIMITS | {"sign", "tanh", "sigmoid"}  # may be finite where what they are given is not
 _ASKS = {"isfinite", "isinf", "isnan"}
 _RIGHT = 2e-5  # how close clipping comes to the limit: float32's last digits, and 1e-6 / norm
 

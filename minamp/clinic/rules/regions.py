@@ -24,9 +24,9 @@ def backward_in_autocast(trace):
 def autocast_covers_nothing(trace):
     regions = [c for c in trace.calls("autocast") if c.facts["enabled"]]
     made = [run for run in trace.ops if run.is_product]
-    products = [run for run in made if run.output.recorded or _is_of_function_outside(run)]
+    products = [run for run in made if _is_trained(run)]
     single = [run for run in products if run.output.dtype in (float32, float64)]
-    covered = any(run.region is not None for run in made if run not in products)
+    covered = any(run.region is not None for run in made if not _is_trained(run))
     if regions and covered and not trace.scaled:
         return None  # a float32 training whose validation is half on purpose
     if regions and not products and trace.pulled == {float32}:
@@ -66,12 +66,12 @@ def autocast_covers_nothing(trace):
     )
 
 
-def _is_of_function_outside(run):
-    """Whether an op runs in an autograd.Function that was called outside every region; inside, cast_inputs may want float32."""
+def _is_trained(run):
+    """Whether gradients come through an op: also in an autograd.Function outside every region; inside it may want float32."""
     call = run.within
     while call is not None and call.name != "Function.apply":
         call = call.within
-    return call is not None and call.region is None
+    return run.output.recorded or call is not None and call.region is None
 
 
 def _knows_autocast(function):
