@@ -2007,6 +2007,28 @@ def test_a_finite_sum_is_not_said_to_be_infinite():
     assert "infinite where their average reaches 0.66" in found.what
 
 
+@pytest.mark.parametrize("temperature", [0.01, 1.0])
+def test_a_ratio_of_exponentials_is_an_error_once_its_gradients_are_not_finite(temperature):
+    x, y = digits(16)
+    model = mlp(784, 16)
+
+    def step():
+        model.zero_grad()
+        with autocast():
+            z = F.normalize(model(x).float(), dim=-1)
+            e = (z @ z.mT).float().div(temperature).exp()
+        loss = -(e.diag() / e.sum(dim=1)).log().mean()
+        (loss * 256.0).backward()
+
+    minamp.manual_seed(0)
+    found = minamp.doctor(step, model)[0]
+    assert (found.code, found.severity) == ("log_of_softmax", "error" if temperature < 1 else "warning")
+    assert found.evidence["largest_score"] == pytest.approx(1 / temperature, rel=0.01)
+    step()
+    finite = all(minamp.isfinite(p.grad).all() for p in model.parameters())
+    assert finite == (temperature == 1.0)
+
+
 def test_zero_over_zero_is_repaired_where_it_is_divided():
     class T(Trainer):
         def forward(self):

@@ -161,7 +161,7 @@ def eps_rounds_to_zero(trace):
                 f"{constant} is 0 in {f.name}: {does}, and what it should protect, a division, a root or a logarithm, is not "
                 "protected.",
                 run.line,
-                "x.float() + 1e-8   # or an eps that float16 can hold, such as 1e-3",
+                f"x.float() + {tiny[0] or 1e-8:g}   # or an eps that {f.name} can hold, such as 1e-3",
                 at=beginning(run),
                 eps=tiny[0],
                 smallest_number=f.smallest_subnormal,
@@ -227,11 +227,14 @@ def layer_norm_overflows(trace):
     if not runs:
         return None
     run = runs[0]
+    wide = "with autocast(enabled=False): x = x.float()   # a product is cast back to half; or F.rms_norm or F.layer_norm"
     return error(
         "The statistics of a normalisation are computed in float16: squares overflow from 256 on and their sum much earlier; "
         "the variance is inf, and the row becomes zeros without any nan.",
         run.line,
-        "x = x.float()   # before the mean; or F.layer_norm(x, x.shape[-1:]), which does so by itself",
+        wide
+        if run.is_product
+        else "x = x.float()   # before the mean; or F.layer_norm(x, x.shape[-1:]), which does so by itself",
         at=beginning(run),
         op=run.op,
         largest_input=max((v.largest for v in run.tensors), default=0.0),
