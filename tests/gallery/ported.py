@@ -797,6 +797,22 @@ def weights_moved_by_hand_before_the_update_that_is_refused():
     return dict(T().parts(), optimizer=None)
 
 
+@broken("raw_optimizer_step")
+def weights_moved_by_hand_at_a_small_scale_before_an_update():
+    class T(Trainer):
+        init_scale = 16.0
+
+        def train_step(self):
+            self.optimizer.zero_grad()
+            self.scaler.scale(self.forward()).backward()
+            with minamp.no_grad():
+                for p in self.model.parameters():
+                    p -= 0.01 * p.grad
+            self.scaler.update()
+
+    return T().parts()
+
+
 @healthy
 def weights_moved_by_hand_that_an_optimizer_clears_and_unscales():
     class T(Trainer):

@@ -104,6 +104,8 @@ def _raw_descent(trace):
         return None
     was, now = backwards[0].facts["versions"] if backwards else {}, trace.versions
     written = {n for n in trace.unheld if n in was and was[n] != now[n]}
+    # who calls update() leaves no part of the scale to the rate
+    farthest = 0.0 if trace.fails_with("AssertionError", "update: no optimizer was stepped") else TOO_FAR
     for run in trace.ops if written else ():
         rates = [abs(c) for c in (*run.constants, run.attrs.get("alpha", 1)) if 0 < abs(c) < 1]
         for v in run.inputs if rates else ():
@@ -111,7 +113,7 @@ def _raw_descent(trace):
             if backward is None or v.gradient not in written:
                 continue
             scale, by_scaler = scale_of(backward)
-            if by_scaler and v.largest == backward.after[v.gradient].largest and rates[0] * scale > TOO_FAR:
+            if by_scaler and v.largest == backward.after[v.gradient].largest and rates[0] * scale > farthest:
                 return run.line, rates[0], scale
     return None if trace.calls("scaler.step") else _descent_in_numbers(trace)
 
